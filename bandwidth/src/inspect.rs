@@ -1,7 +1,7 @@
 //! For tools: lists limits, reports those that are missing or left over, and restores them.
 
 use cni::inspect::{
-    Command, Finding, Fix, Inspect, NetworkView, Object, ObjectKind, Owner, Property, Settings, Shape, Subject,
+    Command, Finding, Fix, Id, Inspect, NetworkView, Object, ObjectKind, Owner, Property, Settings, Shape, Subject,
 };
 use cni::key::AliasOwner;
 use cni::{Attachment, AttachmentKey, Call, Context, Keep, Result};
@@ -138,17 +138,25 @@ fn missing_limits(network: &NetworkView<'_>) -> Option<Finding> {
         }
     }
     let Some(first) = differences.first() else {
-        return (count > 0).then(|| Finding::ok(KINDS[0].name, "live containers have their limits"));
+        return (count > 0)
+            .then(|| Finding::ok(KINDS[0].name, Id("bandwidth-complete"), "live containers have their limits"));
     };
     let what = format!("{} of {count} live containers lack their limits: {first}", differences.len());
     let remedy = "something changed the host's traffic control; `cnitool repair` restores it";
-    Some(Finding::warn(KINDS[0].name, what).remedy(remedy).about(affected).fix(Fix::Repair))
+    Some(Finding::warn(KINDS[0].name, Id("bandwidth-missing"), what).remedy(remedy).about(affected).fix(Fix::Repair))
 }
 
 /// Reports a kernel that cannot set the limits of a runtime.
 fn unsupported_limits(call: &Call<'_>) -> Option<Finding> {
     let error = status::try_both(call).err().filter(is_unsupported)?;
-    Some(Finding::warn(KINDS[0].name, format!("a container with limits cannot be attached: {error}")).remedy(FIX_HINT))
+    Some(
+        Finding::warn(
+            KINDS[0].name,
+            Id("bandwidth-unsupported"),
+            format!("a container with limits cannot be attached: {error}"),
+        )
+        .remedy(FIX_HINT),
+    )
 }
 
 /// Reports ifb links with names of the reference that no veth uses. They do not name their network, so GC cannot remove
@@ -168,7 +176,7 @@ fn left_by_reference(host: &mut Netlink) -> Result<Option<Finding>> {
     };
     let commands = left.iter().map(|link| Command::DeleteLink.line(&[&link.name]));
     let subjects = left.iter().map(|link| Subject::link(&link.name));
-    Ok(Some(Finding::warn(KINDS[0].name, what).about(subjects).run(commands)))
+    Ok(Some(Finding::warn(KINDS[0].name, Id("bandwidth-unused-link"), what).about(subjects).run(commands)))
 }
 
 /// Sets the limits of an attachment. Returns `false` if there is nothing to restore.

@@ -1,6 +1,8 @@
 //! For tools: reads configurations, lists the rules on a host, reports problems, and repairs rules.
 
-use cni::inspect::{self, Finding, Inspect, NetworkView, Object, ObjectKind, Owner, Settings, Shape, Subject, Usage};
+use cni::inspect::{
+    self, Finding, Id, Inspect, NetworkView, Object, ObjectKind, Owner, Settings, Shape, Subject, Usage,
+};
 use cni::{Attachment, AttachmentKey, Call, Code, Context, Keep, Result};
 use interface::masquerade::inspect::RESTORED;
 use interface::{check, masquerade};
@@ -127,7 +129,7 @@ fn check_vlan_support(bridge: &str) -> Result<Option<Finding>> {
     match vlan::refuse_unsupported(&mut host, bridge, link.as_ref()) {
         Ok(()) => Ok(None),
         Err(error) if error.code() == Code::UNSUPPORTED => {
-            Ok(Some(Finding::error("bridge", &error).about([Subject::link(bridge)])))
+            Ok(Some(Finding::error("bridge", Id("bridge-vlan-unsupported"), &error).about([Subject::link(bridge)])))
         }
         Err(error) => Err(error),
     }

@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use cni::inspect::{Finding, Grant, Inspect, Lease, LeaseHolder, LeaseStore, NetworkView, Settings, Shape, Subject};
+use cni::inspect::{
+    Finding, Grant, Id, Inspect, Lease, LeaseHolder, LeaseStore, NetworkView, Settings, Shape, Subject,
+};
 use cni::{Call, Keep, Plugin, Result};
 use linux::event::now;
 
@@ -30,10 +32,12 @@ impl Inspect for Dhcp {
         let socket = daemon.socket;
         let mut findings = vec![match self.status(network.call) {
             Ok(()) if daemon.starts_from.is_some() => {
-                Finding::ok(CHECK, "the plugin starts the daemon if none listens")
+                Finding::ok(CHECK, Id("dhcp-daemon-on-demand"), "the plugin starts the daemon if none listens")
             }
-            Ok(()) => Finding::ok(CHECK, format!("the daemon listens at {}", socket.display())),
-            Err(error) => Finding::error(CHECK, &error).about([Subject::file(&socket)]),
+            Ok(()) => {
+                Finding::ok(CHECK, Id("dhcp-daemon-listens"), format!("the daemon listens at {}", socket.display()))
+            }
+            Err(error) => Finding::error(CHECK, Id("dhcp-daemon-missing"), &error).about([Subject::file(&socket)]),
         }];
         let now = now()?;
         let recorded = lease::list::<Record>(&lease::directory(network.call.network.as_str()))?.unwrap_or_default();
@@ -43,7 +47,9 @@ impl Inspect for Dhcp {
         if !subjects.is_empty() {
             let count = subjects.len();
             let danger = "the containers still have their addresses, which the server can give to others";
-            let finding = Finding::warn(CHECK, format!("leases that have ended: {count}; {danger}")).about(subjects);
+            let finding =
+                Finding::warn(CHECK, Id("dhcp-lease-ended"), format!("leases that have ended: {count}; {danger}"))
+                    .about(subjects);
             let remedy = "start the daemon, which asks the server for these addresses, or for others";
             findings.push(finding.remedy(remedy));
         }

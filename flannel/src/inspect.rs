@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use cni::inspect::{Finding, Generated, Inspect, NetworkView, Object, ObjectKind, Owner, Settings, Shape, Subject};
+use cni::inspect::{Finding, Generated, Id, Inspect, NetworkView, Object, ObjectKind, Owner, Settings, Shape, Subject};
 use cni::{AttachmentKey, Call, Keep, Result};
 use linux::ip::Cidr;
 use linux::netlink::{Link, Netlink};
@@ -62,17 +62,22 @@ impl Inspect for Flannel {
         let subject = || [Subject::file(path)];
         let file = match SubnetFile::read(path) {
             Ok(file) => file,
-            Err(error) => return Ok(vec![Finding::error(CHECK, &error).about(subject())]),
+            Err(error) => {
+                return Ok(vec![Finding::error(CHECK, Id("flannel-subnet-invalid"), &error).about(subject())]);
+            }
         };
         let subnets: Vec<_> = file.subnets.iter().map(ToString::to_string).collect();
         let summary = format!("this node has subnet {}, MTU {} ({})", subnets.join(" and "), file.mtu, path.display());
         let warnings = file.warnings().into_iter();
         let remedy = "check flannel's \"Network\", and the subnet or podCIDR of this node";
-        let warnings = warnings
-            .map(|what| Finding::warn(CHECK, format!("{}: {what}", path.display())).remedy(remedy).about(subject()));
+        let warnings = warnings.map(|what| {
+            Finding::warn(CHECK, Id("flannel-subnet-inconsistent"), format!("{}: {what}", path.display()))
+                .remedy(remedy)
+                .about(subject())
+        });
         let delegate = DelegateConfig::generate(network.call, &config, &file)?;
         let narrow = too_narrow(&Netlink::open()?.links(None)?, &file.subnets, delegate.mtu());
-        Ok([Finding::ok(CHECK, summary)].into_iter().chain(warnings).chain(narrow).collect())
+        Ok([Finding::ok(CHECK, Id("flannel-subnet"), summary)].into_iter().chain(warnings).chain(narrow).collect())
     }
 }
 
@@ -91,7 +96,7 @@ fn too_narrow(links: &[Link], subnets: &[Cidr], mtu: Option<u32>) -> Option<Find
         "containers send packets of {mtu} bytes, and {name} carries {carried}: if ICMP is filtered, they are lost"
     );
     let remedy = format!("set \"mtu\": {carried} in \"delegate\" of the network's configuration");
-    Some(Finding::warn(MTU, text).about([Subject::link(name)]).remedy(remedy))
+    Some(Finding::warn(MTU, Id("mtu-exceeds-tunnel"), text).about([Subject::link(name)]).remedy(remedy))
 }
 
 fn object(directory: &Path, file: StateFile) -> Object {

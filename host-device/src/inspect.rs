@@ -1,7 +1,8 @@
 //! For tools: reads configurations, lists the devices that containers have, and reports devices that are missing.
 
 use cni::inspect::{
-    ContainerLink, Finding, Inspect, Master, NetworkView, Object, ObjectKind, Owner, Property, Settings, Shape, Subject,
+    ContainerLink, Finding, Id, Inspect, Master, NetworkView, Object, ObjectKind, Owner, Property, Settings, Shape,
+    Subject,
 };
 use cni::{Call, IfName, Keep, Result};
 use linux::netlink::Netlink;
@@ -52,14 +53,14 @@ impl Inspect for HostDevice {
         if let Some(holder) = device.holder() {
             return Ok(vec![Finding::ok(
                 KINDS[0].name,
+                Id("device-chosen-by-runtime"),
                 format!("{:?} is in container {}", holder.name, holder.container),
             )]);
         }
         Ok(vec![match device.find(&mut Netlink::open()?, "") {
-            Ok(link) => {
-                Finding::ok(KINDS[0].name, format!("{} is on the host", link.name)).about([Subject::link(&link.name)])
-            }
-            Err(missing) => Finding::error(KINDS[0].name, &missing),
+            Ok(link) => Finding::ok(KINDS[0].name, Id("device-present"), format!("{} is on the host", link.name))
+                .about([Subject::link(&link.name)]),
+            Err(missing) => Finding::error(KINDS[0].name, Id("device-missing"), &missing),
         }])
     }
 }

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use cni::inspect::{
-    Finding, Fix, Inspect, Level, NetworkView, Object, ObjectKind, Owner, Property, Settings, Shape, Subject, Usage,
-    require_attached,
+    Finding, Fix, Id, Inspect, Level, NetworkView, Object, ObjectKind, Owner, Property, Settings, Shape, Subject,
+    Usage, require_attached,
 };
 use cni::key::mark_in;
 use cni::{AddResult, Attachment, AttachmentKey, Call, Context, Keep, Result};
@@ -236,7 +236,11 @@ impl Checker<'_> {
             finding.remedy("set route_localnet to 0, or publish a port of a container on that link again")
         }));
         if findings.is_empty() && !live.is_empty() {
-            findings.push(Finding::ok(KINDS[0].name, "live containers have their published ports"));
+            findings.push(Finding::ok(
+                KINDS[0].name,
+                Id("portmap-complete"),
+                "live containers have their published ports",
+            ));
         }
         Ok(findings)
     }
@@ -345,7 +349,12 @@ impl Checker<'_> {
         if names.is_empty() {
             return Ok(None);
         }
-        let finding = Finding::new(Level::Warn, KINDS[0].name, localnet::exposure(&names.join(", ")));
+        let finding = Finding::new(
+            Level::Warn,
+            KINDS[0].name,
+            Id("portmap-localhost-exposed"),
+            localnet::exposure(&names.join(", ")),
+        );
         Ok(Some(finding.about(names.iter().map(|name| Subject::link(name)))))
     }
 }
@@ -363,7 +372,7 @@ fn leads_to_chains(nft: &mut Nftables, tools: &Tools) -> Result<bool> {
 
 /// Returns a finding about something that [`Inspect::repair`] restores.
 fn broken(level: Level, what: String) -> Finding {
-    Finding::new(level, KINDS[0].name, what).remedy(REPAIR_HINT).fix(Fix::Repair)
+    Finding::new(level, KINDS[0].name, Id("portmap-incomplete"), what).remedy(REPAIR_HINT).fix(Fix::Repair)
 }
 
 fn published_port(mapping: &Mapping) -> Subject {

@@ -1,6 +1,6 @@
 //! For tools: reports attachments whose rules or routes are missing, and restores them.
 
-use cni::inspect::{Finding, Inspect, NetworkView, Settings, Shape};
+use cni::inspect::{Finding, Id, Inspect, NetworkView, Settings, Shape};
 use cni::{Attachment, Call, Error, Result};
 use interface::differences::Compared;
 
@@ -9,6 +9,7 @@ use crate::{Sbr, add, check};
 
 const COMPARED: Compared = Compared {
     check: "sbr",
+    ids: [Id("sbr-complete"), Id("sbr-incomplete")],
     ok: "packets of live containers leave by the interface of their source",
     lacks: "rules or routes",
 };

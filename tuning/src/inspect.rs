@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use cni::inspect::{
-    Command, CommandLine, Finding, Inspect, LiveAttachment, NetworkView, Object, ObjectKind, Owner, Property, Settings,
-    Shape,
+    Command, CommandLine, Finding, Id, Inspect, LiveAttachment, NetworkView, Object, ObjectKind, Owner, Property,
+    Settings, Shape,
 };
 use cni::{Attachment, Call, Error, Guest, Keep, Namespaces, Result};
 use linux::log::debug;
@@ -51,7 +51,7 @@ impl Inspect for Tuning {
     fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {
         let config = Config::parse(network.call, None)?;
         if let Err(error) = status::run(&config) {
-            return Ok(vec![Finding::error(KINDS[0].name, &error)]);
+            return Ok(vec![Finding::error(KINDS[0].name, Id("tuning-sysctl-invalid"), &error)]);
         }
         let (mut count, mut different) = (0, Vec::new());
         for live in network.alive {
@@ -69,7 +69,11 @@ impl Inspect for Tuning {
         }
         debug!("{count} tuned containers");
         if different.is_empty() && count > 0 {
-            return Ok(vec![Finding::ok(KINDS[0].name, "live containers are tuned as configured")]);
+            return Ok(vec![Finding::ok(
+                KINDS[0].name,
+                Id("tuning-complete"),
+                "live containers are tuned as configured",
+            )]);
         }
         let (restored, others): (Vec<_>, Vec<_>) =
             different.into_iter().partition(|(_, _, commands)| !commands.is_empty());
@@ -80,8 +84,8 @@ impl Inspect for Tuning {
                 "{number} of {count} containers differ from the configuration, such as {}: {error}",
                 live.subject.name
             );
-            let finding =
-                Finding::warn(KINDS[0].name, text).about(different.iter().map(|(live, ..)| live.subject.clone()));
+            let finding = Finding::warn(KINDS[0].name, Id("tuning-different"), text)
+                .about(different.iter().map(|(live, ..)| live.subject.clone()));
             let finding = finding.remedy("another program changed it; set it again, or attach the container again");
             Some(finding.run(different.into_iter().flat_map(|(_, _, commands)| commands)))
         };
@@ -121,6 +125,15 @@ fn repair_commands(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<
     })
 }
 
+/// Returns the value of an attribute as JSON has it.
+fn property(value: &str) -> Property {
+    match (value.parse(), value.parse()) {
+        (Ok(number), _) => Property::Number(number),
+        (_, Ok(flag)) => Property::Boolean(flag),
+        _ => Property::Text(value.to_owned()),
+    }
+}
+
 /// Returns what a tool shows of a backup file; `None` if its owner is not known.
 fn object(name: &str, backup: &Backup) -> Option<Object> {
     let owner = backup.owner.as_ref()?;
@@ -130,11 +143,10 @@ fn object(name: &str, backup: &Backup) -> Option<Object> {
         format!("{key} {before} -> {after}")
     };
     let changes: Vec<String> = backup.before.values().zip(tuned.values()).map(change).collect();
-    let properties = backup
-        .before
-        .values()
-        .zip(tuned.values())
-        .map(|((key, before), (_, after))| (key, Property::Text(format!("{before} -> {after}"))));
+    let properties =
+        backup.before.values().zip(tuned.values()).map(|((key, before), (_, after))| {
+            (key, Property::Change(Box::new([property(&before), property(&after)])))
+        });
     Some(Object {
         kind: &KINDS[0],
         owner: Owner::Marked(owner.key().mark()),

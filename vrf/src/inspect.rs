@@ -1,14 +1,18 @@
 //! For tools: reports attachments that are not in their VRF, and adds them again.
 
-use cni::inspect::{Finding, Inspect, NetworkView, Settings, Shape};
+use cni::inspect::{Finding, Id, Inspect, NetworkView, Settings, Shape};
 use cni::{Attachment, Call, Error, Result};
 use interface::differences::Compared;
 
 use crate::config::{self, Config};
 use crate::{Vrf, add, check};
 
-const COMPARED: Compared =
-    Compared { check: "vrf", ok: "interfaces of live containers are in their VRF", lacks: "memberships of a VRF" };
+const COMPARED: Compared = Compared {
+    check: "vrf",
+    ids: [Id("vrf-members"), Id("vrf-left")],
+    ok: "interfaces of live containers are in their VRF",
+    lacks: "memberships of a VRF",
+};
 
 impl Inspect for Vrf {
     fn shape(&self) -> Shape {

@@ -23,7 +23,7 @@ use crate::plugin::{Attachment, Call, Plugin};
 pub use crate::config::{FIX_HINT, common_shape};
 pub use crate::shape::Shape;
 pub use command::{Command, CommandLine, shell_word};
-pub use finding::{Finding, Fix, Level, Subject};
+pub use finding::{Finding, Fix, Id, Level, Subject};
 pub use leases::{Grant, Lease, LeaseHolder, LeaseStore, LockHolder, collect_leases};
 
 /// A plugin that can be inspected. The defaults are for a plugin that leaves nothing on the host.
@@ -271,6 +271,10 @@ pub enum Property {
     Number(u64),
     /// A text.
     Text(String),
+    /// A value before and after ADD.
+    Change(Box<[Property; 2]>),
+    /// Whether something is so.
+    Boolean(bool),
 }
 
 /// The owner of an object, as far as the object itself identifies it.

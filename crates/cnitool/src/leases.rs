@@ -24,7 +24,7 @@ pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
     let shown = networks.into_iter().filter(|one| network.is_some() || one.store.is_some());
     if as_json {
         let networks: Vec<Value> = shown.map(|network| describe(&node, network)).collect();
-        return out::print_json(&json!({ "networks": networks, "notSeen": node.unseen }));
+        return out::print_versioned(json!({ "networks": networks, "notSeen": node.unseen }));
     }
     let paint = Paint::of_stdout();
     let texts: Vec<String> = shown.map(|network| page(&node, network, paint)).collect();

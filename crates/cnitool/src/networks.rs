@@ -18,7 +18,7 @@ pub(crate) fn run(as_json: bool) -> Result<()> {
     let configured = node.networks.iter().filter_map(|network| Some((network, network.list.as_ref()?)));
     if as_json {
         let networks: Vec<Value> = configured.map(|(network, list)| describe(&node, network, list, &dirs)).collect();
-        return out::print_json(&describe_all(&node, networks));
+        return out::print_versioned(describe_all(&node, networks));
     }
     let paint = Paint::of_stdout();
     let mut pages: Vec<String> = configured.map(|(network, list)| page(&node, network, list, &dirs, paint)).collect();

@@ -13,6 +13,17 @@ pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<()> {
     stdout.write_all(text.as_ref()).and_then(|()| stdout.flush()).context(|| "write to stdout")
 }
 
+/// The version of what commands print with `--json`. It grows if a member changes its meaning or its type, or goes.
+const VERSION: u32 = 1;
+
+/// Writes an object to stdout as JSON, with the version of its format.
+pub(crate) fn print_versioned(mut value: Value) -> Result<()> {
+    if let Value::Object(members) = &mut value {
+        members.insert("version".to_owned(), VERSION.into());
+    }
+    print_json(&value)
+}
+
 /// Writes a JSON document to stdout.
 pub(crate) fn print_json(value: &Value) -> Result<()> {
     let mut text = json::print(value)?;

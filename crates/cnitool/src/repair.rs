@@ -76,7 +76,7 @@ pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<bool> {
     let is_wrong = |(_, outcome): &(Entry, Outcome)| matches!(outcome, Outcome::Wrong(_));
     let healthy = unreadable.is_empty() && !results.iter().any(is_wrong);
     match as_json {
-        true => out::print_json(&describe(&results, &unreadable))?,
+        true => out::print_versioned(describe(&results, &unreadable))?,
         false => out::print(page(&results, Paint::of_stdout()))?,
     }
     if !as_json {

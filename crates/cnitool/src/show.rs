@@ -67,8 +67,8 @@ pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
     if as_json {
         let bridges: Vec<Value> = views.iter().map(|view| json::bridge(&node, view)).collect();
         let others: Vec<Value> = others.iter().map(|(network, ports)| json::network(&node, network, ports)).collect();
-        return out::print_json(
-            &serde_json::json!({ "bridges": bridges, "otherNetworks": others, "notSeen": node.unseen }),
+        return out::print_versioned(
+            serde_json::json!({ "bridges": bridges, "otherNetworks": others, "notSeen": node.unseen }),
         );
     }
     let paint = Paint::of_stdout();

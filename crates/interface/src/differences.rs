@@ -1,6 +1,6 @@
 //! For tools: live attachments whose CHECK finds a difference, of plugins whose objects are in containers.
 
-use cni::inspect::{Finding, LiveAttachment, NetworkView, lacking};
+use cni::inspect::{Finding, Id, LiveAttachment, NetworkView, lacking};
 use cni::{Attachment, Call, Error, Result};
 use linux::log::debug;
 
@@ -9,6 +9,8 @@ use linux::log::debug;
 pub struct Compared {
     /// The name of the check.
     pub check: &'static str,
+    /// The identifiers of the findings that there is no difference, and that there is one.
+    pub ids: [Id; 2],
     /// What is reported if there is no difference.
     pub ok: &'static str,
     /// What containers lack, as a noun in the plural.
@@ -22,7 +24,7 @@ impl Compared {
         network: &NetworkView<'_>,
         difference: impl Fn(&Call<'_>, &Attachment) -> Result<Option<Error>>,
     ) -> Vec<Finding> {
-        let Compared { check, ok, lacks } = self;
+        let Compared { check, ids: [same, different], ok, lacks } = self;
         let mut first: Option<Error> = None;
         let (mut count, mut affected): (usize, Vec<&LiveAttachment>) = (0, Vec::new());
         for live in network.alive {
@@ -38,10 +40,10 @@ impl Compared {
             }
         }
         let Some(error) = first else {
-            return (count > 0).then(|| Finding::ok(check, ok)).into_iter().collect();
+            return (count > 0).then(|| Finding::ok(check, same, ok)).into_iter().collect();
         };
         lacking(&affected, "another program changed the containers; `cnitool repair` restores what is missing", |of| {
-            Finding::warn(check, format!("{} of {count} live containers lack {lacks}: {error}", of.len()))
+            Finding::warn(check, different, format!("{} of {count} live containers lack {lacks}: {error}", of.len()))
         })
     }
 }

@@ -4,7 +4,7 @@
 
 use std::fmt::Debug;
 
-use cni::inspect::{self, Command, ContainerLink, Finding, NetworkView, Settings, Shape, Subject};
+use cni::inspect::{self, Command, ContainerLink, Finding, Id, NetworkView, Settings, Shape, Subject};
 use cni::{
     AddResult, Attachment, AttachmentKey, Call, Code, Delegate, Error, ErrorCollector, IfName, Keep, Namespaces, Result,
 };
@@ -235,28 +235,35 @@ pub fn findings<T: LinkType>(network: &NetworkView<'_>) -> Result<Vec<Finding>> 
     let containers = || network.alive.iter().map(|at| at.subject.clone());
     let link = match master.find_by(&mut Netlink::open()?) {
         Ok(link) => link,
-        Err(missing) => return Ok(vec![Finding::error(MASTER, &missing).about(containers())]),
+        Err(missing) => return Ok(vec![Finding::error(MASTER, Id("master-missing"), &missing).about(containers())]),
     };
     let about = |finding: Finding| finding.about([Subject::link(&link.name)]);
     let name = &link.name;
     let is_port = link.port.is_some() && !matches!(kind_on_master::<T>(&config), LinkKind::Upper(Upper::Vlan(_)));
     let mut findings = vec![match () {
-        () if is_port => {
-            about(Finding::fail(MASTER, format!("{name} is a port of a bridge, which gets all its frames")))
-                .remedy("use the bridge as \"master\", or take the link off the bridge")
-        }
-        () if !link.up => about(Finding::fail(MASTER, format!("{name} is down: containers have no connection")))
-            .about(containers())
-            .run([Command::SetUp.line(&[name])]),
-        () if !link.running => {
-            about(Finding::warn(MASTER, format!("{name} has no carrier: containers have no connection")))
+        () if is_port => about(Finding::fail(
+            MASTER,
+            Id("master-is-port"),
+            format!("{name} is a port of a bridge, which gets all its frames"),
+        ))
+        .remedy("use the bridge as \"master\", or take the link off the bridge"),
+        () if !link.up => {
+            about(Finding::fail(MASTER, Id("master-down"), format!("{name} is down: containers have no connection")))
                 .about(containers())
-                .remedy("check the cable, or the link at its other end")
+                .run([Command::SetUp.line(&[name])])
         }
-        () => about(Finding::ok(MASTER, format!("{name} is up"))),
+        () if !link.running => about(Finding::warn(
+            MASTER,
+            Id("master-no-carrier"),
+            format!("{name} has no carrier: containers have no connection"),
+        ))
+        .about(containers())
+        .remedy("check the cable, or the link at its other end"),
+        () => about(Finding::ok(MASTER, Id("master-up"), format!("{name} is up"))),
     }];
     for Link { name, .. } in T::unused_on_host(&config, network)? {
-        let finding = Finding::warn(MASTER, format!("{name} was created for containers, and none uses it"));
+        let finding =
+            Finding::warn(MASTER, Id("link-unused"), format!("{name} was created for containers, and none uses it"));
         findings.push(finding.about([Subject::link(&name)]).run([Command::DeleteLink.line(&[&name])]));
     }
     Ok(findings)

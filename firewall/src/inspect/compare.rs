@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use cni::inspect::{self, Finding, Fix, Level, LiveAttachment, NetworkView, ObjectKind, Subject};
+use cni::inspect::{self, Finding, Fix, Id, Level, LiveAttachment, NetworkView, ObjectKind, Subject};
 use cni::{Code, Result};
 use linux::iptables::FAMILIES;
 use linux::log::debug;
@@ -110,14 +110,19 @@ impl<'a> Checker<'a> {
             let of = |at: &LiveAttachment| lacking.iter().find(|(other, _)| std::ptr::eq(*other, at));
             let first = affected.first().and_then(|first| of(first)).map_or_else(String::new, |(_, ip)| ip.to_string());
             let text = format!("{} of {count} live containers lack their rules, such as {first}", affected.len());
-            Finding::new(level, acceptance.name, format!("{text}{}", consequence(level)))
+            Finding::new(level, acceptance.name, Id("firewall-rules-missing"), format!("{text}{}", consequence(level)))
         });
         for tools in &FAMILIES {
             let is_used = by_rules.iter().any(|ip| tools.includes(*ip));
             if is_used && self.acceptance.is_cut_off(tools.family) {
                 let table = tools.table(FILTER);
                 let text = format!("no rule in chain {FORWARD} of table {table} leads to chain {CONTAINERS}");
-                let finding = Finding::new(level, acceptance.name, format!("{text}{}", consequence(level)));
+                let finding = Finding::new(
+                    level,
+                    acceptance.name,
+                    Id("firewall-rules-cut-off"),
+                    format!("{text}{}", consequence(level)),
+                );
                 let finding = finding.about(accepted.iter().map(|at| at.subject.clone()));
                 findings.push(match accepted.iter().any(|at| at.added.is_some()) {
                     true => finding.remedy(REPAIR_HINT).fix(Fix::Repair),
@@ -126,7 +131,11 @@ impl<'a> Checker<'a> {
             }
         }
         if findings.is_empty() && count > 0 {
-            findings.push(Finding::ok(acceptance.name, "the traffic of live containers is accepted"));
+            findings.push(Finding::ok(
+                acceptance.name,
+                Id("firewall-rules-complete"),
+                "the traffic of live containers is accepted",
+            ));
         }
         findings.extend(self.policy_findings()?);
         Ok(findings)
@@ -217,7 +226,11 @@ impl<'a> Checker<'a> {
             findings.push(finding(policy, Level::Warn, text).about(subjects));
         }
         if findings.is_empty() && count > 0 {
-            findings.push(Finding::ok(policy.name, "the ingress policy of live containers is in effect"));
+            findings.push(Finding::ok(
+                policy.name,
+                Id("policy-complete"),
+                "the ingress policy of live containers is in effect",
+            ));
         }
         Ok(findings)
     }
@@ -299,5 +312,5 @@ fn consequence(level: Level) -> &'static str {
 }
 
 fn finding(kind: &ObjectKind, level: Level, what: String) -> Finding {
-    Finding::new(level, kind.name, what).remedy(REPAIR_HINT).fix(Fix::Repair)
+    Finding::new(level, kind.name, Id("policy-incomplete"), what).remedy(REPAIR_HINT).fix(Fix::Repair)
 }

@@ -21,6 +21,8 @@ pub enum Level {
 /// The outcome of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
+    /// What kind of finding it is, for programs.
+    pub id: Id,
     /// The name of the check.
     pub check: &'static str,
     /// Its severity.
@@ -46,30 +48,35 @@ pub enum Fix {
     Run(Vec<CommandLine>),
 }
 
+/// The identifier of a kind of finding, in lower case with hyphens. It keeps its meaning in all versions; the documents
+/// list all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Id(pub &'static str);
+
 impl Finding {
     /// Returns a finding without subjects and without a remedy.
-    pub fn new(level: Level, check: &'static str, what: impl Into<String>) -> Finding {
-        Finding { check, level, what: what.into(), subjects: Vec::new(), remedy: String::new(), fix: None }
+    pub fn new(level: Level, check: &'static str, id: Id, what: impl Into<String>) -> Finding {
+        Finding { id, check, level, what: what.into(), subjects: Vec::new(), remedy: String::new(), fix: None }
     }
 
     /// Returns a finding that something works.
-    pub fn ok(check: &'static str, what: impl Into<String>) -> Finding {
-        Finding::new(Level::Ok, check, what)
+    pub fn ok(check: &'static str, id: Id, what: impl Into<String>) -> Finding {
+        Finding::new(Level::Ok, check, id, what)
     }
 
     /// Returns a finding that something works only partly, or may stop working.
-    pub fn warn(check: &'static str, what: impl Into<String>) -> Finding {
-        Finding::new(Level::Warn, check, what)
+    pub fn warn(check: &'static str, id: Id, what: impl Into<String>) -> Finding {
+        Finding::new(Level::Warn, check, id, what)
     }
 
     /// Returns a finding that an ADD fails, or that traffic is blocked.
-    pub fn fail(check: &'static str, what: impl Into<String>) -> Finding {
-        Finding::new(Level::Fail, check, what)
+    pub fn fail(check: &'static str, id: Id, what: impl Into<String>) -> Finding {
+        Finding::new(Level::Fail, check, id, what)
     }
 
     /// Returns a failure from an error whose details are the remedy.
-    pub fn error(check: &'static str, error: &Error) -> Finding {
-        Finding::fail(check, error.to_string()).remedy(error.details_text())
+    pub fn error(check: &'static str, id: Id, error: &Error) -> Finding {
+        Finding::fail(check, id, error.to_string()).remedy(error.details_text())
     }
 
     /// Adds what the finding is about.
@@ -162,9 +169,10 @@ mod tests {
 
     #[test]
     fn a_finding_without_commands_has_no_fix() {
-        assert_eq!(Finding::warn("mtu", "x").run([]).fix, None);
+        let finding = Finding::warn("mtu", Id("x"), "x");
+        assert_eq!(finding.clone().run([]).fix, None);
         let command = Command::SetUp.line(&["x"]);
-        assert_eq!(Finding::warn("mtu", "x").run([command.clone()]).fix, Some(Fix::Run(vec![command])));
+        assert_eq!(finding.run([command.clone()]).fix, Some(Fix::Run(vec![command])));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use cni::inspect::{Finding, Fix, Level, Subject};
+use cni::inspect::{Finding, Fix, Id, Level, Subject};
 use cni::{Code, Error, Result, Version};
 
 use super::{Report, Selection, leases, plugins};
@@ -48,7 +48,10 @@ pub(super) fn check(scope: &Selection, of_cni0: &[String], report: &mut Report) 
                     network.name, list.version
                 )),
                 Ok(list) if list.disable_check => {
-                    report.network(&network.name, Finding::ok(CHECK, "not called: \"disableCheck\" is set"));
+                    report.network(
+                        &network.name,
+                        Finding::ok(CHECK, Id("check-disabled"), "not called: \"disableCheck\" is set"),
+                    );
                 }
                 Ok(list) => {
                     let mut flaws = network.flaws_of_reference_checks();
@@ -99,7 +102,7 @@ fn check_attachments(list: &NetworkList, live: &[&Entry], is_asked: &dyn Fn(&str
             continue;
         }
         if error.code() == Code::TRY_LATER {
-            let finding = Finding::fail(CHECK, error.to_string()).about([subject(entry)]);
+            let finding = Finding::fail(CHECK, Id("check-no-answer"), error.to_string()).about([subject(entry)]);
             report.network(name, finding.remedy(remedy_of_timeout(error.details_text(), live.len() - done - 1)));
             break;
         }
@@ -114,7 +117,10 @@ fn check_attachments(list: &NetworkList, live: &[&Entry], is_asked: &dyn Fn(&str
     }
     report_differences(name, differences, report);
     if passed > 0 {
-        report.network(name, Finding::ok(CHECK, format!("CHECK of {} succeeds", table::count(passed, "attachment"))));
+        report.network(
+            name,
+            Finding::ok(CHECK, Id("check-passed"), format!("CHECK of {} succeeds", table::count(passed, "attachment"))),
+        );
     }
 }
 
@@ -144,7 +150,7 @@ fn report_differences(network: &str, differences: BTreeMap<String, Difference>, 
             others.extend(subjects);
             continue;
         }
-        let finding = Finding::fail(CHECK, what).about(subjects);
+        let finding = Finding::fail(CHECK, Id("check-failed"), what).about(subjects);
         let details = error.details_text();
         report.network(
             network,
@@ -157,7 +163,7 @@ fn report_differences(network: &str, differences: BTreeMap<String, Difference>, 
     if !others.is_empty() {
         let what = format!("CHECK of {} fails with other errors", table::count(others.len(), "more container"));
         let remedy = "cnitool repair reports the errors of all containers";
-        report.network(network, Finding::fail(CHECK, what).about(others).remedy(remedy));
+        report.network(network, Finding::fail(CHECK, Id("check-failed"), what).about(others).remedy(remedy));
     }
 }
 
@@ -176,7 +182,9 @@ pub(super) fn status(scope: &Selection, of_cni0: &[String], report: &mut Report)
         }
         let Ok(chain) = Chain::find(list, &dirs) else { continue };
         match chain.status() {
-            Ok(true) => report.network(name, Finding::ok(STATUS, "its plugins are ready for an add")),
+            Ok(true) => {
+                report.network(name, Finding::ok(STATUS, Id("status-ready"), "its plugins are ready for an add"))
+            }
             Ok(false) => status_of_older_version(&chain, network, of_cni0, report),
             Err(error) => report.network(name, not_ready(&error)),
         }
@@ -195,7 +203,7 @@ fn status_of_older_version(chain: &Chain<'_>, network: &Network, of_cni0: &[Stri
     match chain.status_in_newer_version(is_asked) {
         Err(error) => report.network(&network.name, not_ready(&error)),
         Ok(()) if list.plugins.iter().all(|plugin| is_asked(&plugin.kind)) => {
-            report.network(&network.name, Finding::ok(STATUS, "its plugins are ready for an add"));
+            report.network(&network.name, Finding::ok(STATUS, Id("status-ready"), "its plugins are ready for an add"));
         }
         Ok(()) => report.unseen(format!(
             "whether the plugins of network {} are ready: cniVersion {} has no STATUS",
@@ -208,9 +216,9 @@ fn not_ready(error: &Error) -> Finding {
     match error.code() {
         Code::TRY_LATER => {
             let remedy = format!("find out what the plugin waits for ({})", error.details_text());
-            Finding::fail(STATUS, error.to_string()).remedy(remedy)
+            Finding::fail(STATUS, Id("status-not-ready"), error.to_string()).remedy(remedy)
         }
-        _ => Finding::error(STATUS, error),
+        _ => Finding::error(STATUS, Id("status-not-ready"), error),
     }
 }
 

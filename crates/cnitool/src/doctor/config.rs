@@ -1,6 +1,6 @@
 //! Checks the configurations.
 
-use cni::inspect::{Finding, Subject};
+use cni::inspect::{Finding, Id, Subject};
 
 use super::{Report, Selection};
 use crate::conf::NetworkList;
@@ -15,7 +15,11 @@ const CHECK: &str = "config";
 pub(super) fn check(scope: &Selection, report: &mut Report) {
     for broken in &scope.node.broken {
         let remedy = "correct the file, or move it out of the directory";
-        report.host(Finding::fail(CHECK, broken.to_string()).about([Subject::file(&broken.path)]).remedy(remedy));
+        report.host(
+            Finding::fail(CHECK, Id("config-broken"), broken.to_string())
+                .about([Subject::file(&broken.path)])
+                .remedy(remedy),
+        );
     }
     let lists: Vec<&NetworkList> = scope.node.networks.iter().filter_map(|network| network.list.as_ref()).collect();
     // kubelet, containerd and CRI-O use the first file of any kind; a search by name prefers lists to single plugins.
@@ -29,11 +33,14 @@ pub(super) fn check(scope: &Selection, report: &mut Report) {
     for network in scope.networks() {
         let file = network.list.iter().map(|list| Subject::file(&list.path));
         for fault in &network.faults {
-            report.network(&network.name, Finding::error(CHECK, fault).about(file.clone()));
+            report.network(&network.name, Finding::error(CHECK, Id("config-invalid"), fault).about(file.clone()));
         }
         for remark in network.list.iter().flat_map(known::unknown_keys) {
             let remedy = "correct or remove the key; `cnitool validate` checks a file";
-            report.network(&network.name, Finding::warn(CHECK, remark.line()).about(file.clone()).remedy(remedy));
+            report.network(
+                &network.name,
+                Finding::warn(CHECK, Id("config-unknown-key"), remark.line()).about(file.clone()).remedy(remedy),
+            );
         }
     }
     let dir = settings::configurations();
@@ -43,7 +50,7 @@ pub(super) fn check(scope: &Selection, report: &mut Report) {
         None => {
             let what = format!("there is no network configuration in {}", dir.display());
             let remedy = "create one there, such as 10-pods.conflist, or set NETCONFPATH";
-            report.host(Finding::fail(CHECK, what).about([Subject::file(&dir)]).remedy(remedy));
+            report.host(Finding::fail(CHECK, Id("config-none"), what).about([Subject::file(&dir)]).remedy(remedy));
         }
         Some(first) => {
             let file = first.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -53,7 +60,7 @@ pub(super) fn check(scope: &Selection, report: &mut Report) {
                 dir.display(),
                 first.name
             );
-            report.host(Finding::ok(CHECK, what));
+            report.host(Finding::ok(CHECK, Id("config-first"), what));
         }
     }
 }
@@ -69,5 +76,7 @@ fn shadowed(list: &NetworkList, winner: &NetworkList, is_first: bool) -> Finding
         false => format!("{path} is never used: {used} has the same name"),
     };
     let remedy = "remove one of the two, or give it another \"name\"";
-    Finding::warn(CHECK, what).about([&list.path, &winner.path].map(|path| Subject::file(path))).remedy(remedy)
+    Finding::warn(CHECK, Id("config-shadowed"), what)
+        .about([&list.path, &winner.path].map(|path| Subject::file(path)))
+        .remedy(remedy)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
-use cni::inspect::{Command, CommandLine, Finding, Subject, shell_word};
+use cni::inspect::{Command, CommandLine, Finding, Id, Subject, shell_word};
 use cni::{AddResult, Result, Route};
 use linux::Netns;
 use linux::ip::Cidr;
@@ -260,7 +260,11 @@ fn renamed(live: &[&Live<'_>]) -> Option<Finding> {
     let number = table::count(affected.len(), "container");
     let what = format!("the interface of {number} does not have the name of its add: {} is {now} now", first.ifname());
     let remedy = "rename it in the container, or detach the container and attach it again";
-    Some(Finding::fail(CHECK, what).about(affected.iter().map(|(live, _)| live.at.subject())).remedy(remedy))
+    Some(
+        Finding::fail(CHECK, Id("interface-renamed"), what)
+            .about(affected.iter().map(|(live, _)| live.at.subject()))
+            .remedy(remedy),
+    )
 }
 
 /// Reports containers whose namespace is not where the ADD found it, although a process still uses it. Otherwise the
@@ -273,14 +277,18 @@ fn without_namespace(node: &Node, live: &[&Live<'_>]) -> Option<Finding> {
     let number = table::count(affected.len(), "container");
     let what = format!("the namespace of {number} is not at its path any more ({first}), although a process uses it");
     let remedy = "detach the container, which does not need the path, and attach it again";
-    Some(Finding::warn(CHECK, what).about(affected.iter().map(|live| live.at.subject())).remedy(remedy))
+    Some(
+        Finding::warn(CHECK, Id("namespace-moved"), what)
+            .about(affected.iter().map(|live| live.at.subject()))
+            .remedy(remedy),
+    )
 }
 
 /// Something that a container has lost: the first of its kind, and the commands that restore all, if they can.
 type Lost<'a> = (&'a Live<'a>, String, Option<Vec<CommandLine>>);
 
 /// Returns findings about containers that have lost addresses or routes: those that commands restore, and others.
-fn lost(noun: &str, verb: &str, remedy: &str, found: Vec<Lost<'_>>) -> Vec<Finding> {
+fn lost(id: Id, noun: &str, verb: &str, remedy: &str, found: Vec<Lost<'_>>) -> Vec<Finding> {
     let (restored, others): (Vec<Lost<'_>>, Vec<Lost<'_>>) =
         found.into_iter().partition(|(_, _, commands)| commands.is_some());
     let finding = |found: Vec<Lost<'_>>| {
@@ -289,7 +297,7 @@ fn lost(noun: &str, verb: &str, remedy: &str, found: Vec<Lost<'_>>) -> Vec<Findi
             1 => format!("1 container has lost its {noun} {first}: {verb} it"),
             number => format!("{number} containers have lost their {noun}, such as {first}: {verb} them"),
         };
-        let finding = Finding::fail(CHECK, what).about(found.iter().map(|(live, _, _)| live.at.subject()));
+        let finding = Finding::fail(CHECK, id, what).about(found.iter().map(|(live, _, _)| live.at.subject()));
         let commands: Vec<CommandLine> = found.into_iter().filter_map(|(_, _, commands)| commands).flatten().collect();
         Some(if commands.is_empty() { finding.remedy(remedy) } else { finding.run(commands) })
     };
@@ -311,7 +319,7 @@ fn links_down(node: &Node, live: &[&Live<'_>]) -> Option<Finding> {
         Some([up].into_iter().chain(addresses).chain(routes).collect())
     };
     let commands: Option<Vec<Vec<CommandLine>>> = down.iter().map(restore).collect();
-    let finding = Finding::warn(CHECK, what).about(down.iter().map(|live| live.at.subject()));
+    let finding = Finding::warn(CHECK, Id("interface-down"), what).about(down.iter().map(|live| live.at.subject()));
     let remedy = "the container may have set it down itself; otherwise detach it and attach it again";
     Some(finding.remedy(remedy).run(commands.into_iter().flatten().flatten()))
 }
@@ -324,7 +332,7 @@ fn lost_addresses(node: &Node, live: &[&Live<'_>]) -> Vec<Finding> {
         found.push((*live, first.to_string(), live.restore_addresses(node, &lost)));
     }
     let remedy = "another container has the address now: detach the container and attach it again";
-    lost("address", "packets do not reach", remedy, found)
+    lost(Id("address-lost"), "address", "packets do not reach", remedy, found)
 }
 
 fn lost_routes(live: &[&Live<'_>]) -> Vec<Finding> {
@@ -335,7 +343,7 @@ fn lost_routes(live: &[&Live<'_>]) -> Vec<Finding> {
         found.push((*live, arguments(first, live.ifname()), live.restore_routes(&lost)));
     }
     let remedy = "the container has another route in its place: decide which one it needs";
-    lost("route", "other networks cannot be reached from", remedy, found)
+    lost(Id("route-lost"), "route", "other networks cannot be reached from", remedy, found)
 }
 
 /// Reports live containers whose address is not leased. Unknown if the leases cannot be read.
@@ -365,7 +373,11 @@ fn without_lease(node: &Node, network: &Network, live: &[&Live<'_>]) -> Option<F
         _ => format!("{} of live containers are not leased: {}", table::count(ips.len(), "address"), first_few(&ips)),
     };
     let them = if ips.len() == 1 { "it" } else { "them" };
-    let finding = Finding::fail("leases", format!("{what}: the next add may give {them} to another container"));
+    let finding = Finding::fail(
+        "leases",
+        Id("lease-missing"),
+        format!("{what}: the next add may give {them} to another container"),
+    );
     Some(finding.about(subjects).run(commands))
 }
 
@@ -389,7 +401,7 @@ fn surplus_leases(node: &Node, live: &[&Live<'_>]) -> Option<Finding> {
     };
     let remedy =
         "a lease ends with its container; if the address is needed before, find out whose it is, and remove the file";
-    Some(Finding::warn("leases", what).about(subjects).remedy(remedy))
+    Some(Finding::warn("leases", Id("lease-without-address"), what).about(subjects).remedy(remedy))
 }
 
 /// Reports live containers whose addresses are in no subnet of the configuration, as after a change of the subnet.
@@ -418,7 +430,7 @@ fn outside_ranges(network: &Network, live: &[&Live<'_>]) -> Option<Finding> {
     );
     let remedy =
         "put the old subnet back, as a second range if need be, or detach the containers and attach them again";
-    Some(Finding::warn("ranges", what).about(subjects).remedy(remedy))
+    Some(Finding::warn("ranges", Id("address-outside-ranges"), what).about(subjects).remedy(remedy))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use cni::inspect::{Command, CommandLine, Finding, Subject};
+use cni::inspect::{Command, CommandLine, Finding, Id, Subject};
 use linux::netlink::{Link, LinkIndex};
 
 use super::containers::{CHECK, Live};
@@ -102,7 +102,8 @@ fn duplicate(link: &Link, ip: IpAddr, holders: &[Holder<'_>]) -> Finding {
     let others = holders.iter().filter(|holder| has_owner && !is_owner(holder));
     let commands: Vec<CommandLine> = others.map(command).collect::<Option<_>>().unwrap_or_default();
     let subjects = holders.iter().map(|holder| holder.subject.clone()).chain([Subject::address(ip)]);
-    let finding = Finding::fail(CHECK, format!("{what}: packets reach only one of them")).about(subjects);
+    let finding = Finding::fail(CHECK, Id("address-duplicate"), format!("{what}: packets reach only one of them"))
+        .about(subjects);
     match commands.is_empty() {
         true => finding.remedy("decide which one needs it, and remove it from the other, or attach that one again"),
         false => finding.run(commands),

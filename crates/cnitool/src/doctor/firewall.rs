@@ -15,7 +15,7 @@ mod read;
 pub(crate) use fuzzing::fuzz;
 
 use cni::Result;
-use cni::inspect::{Command, CommandLine, Finding, ForwardChain, Level, Subject};
+use cni::inspect::{Command, CommandLine, Finding, ForwardChain, Id, Level, Subject};
 use linux::iptables::{FAMILIES, LegacyTable, Tools};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{BaseChain, Family, Nftables, Side, Table};
@@ -160,7 +160,7 @@ pub(super) fn check(scope: &Selection, report: &mut Report) -> Result<()> {
         true => "on: packets within a bridge pass the firewall",
         false => "off (kube-proxy needs it on for services)",
     };
-    report.host(Finding::ok("br_netfilter", text));
+    report.host(Finding::ok("br_netfilter", Id("br-netfilter"), text));
     Ok(())
 }
 
@@ -206,7 +206,7 @@ fn check_chains(node: &Node, gateways: &[(&Network, &str)], filtered: bool, repo
         }
     }
     if !is_blocked && is_complete {
-        report.host(Finding::ok(CHECK, "no chain drops forwarded packets of containers"));
+        report.host(Finding::ok(CHECK, Id("firewall-open"), "no chain drops forwarded packets of containers"));
     }
     Ok(())
 }
@@ -356,7 +356,9 @@ impl Base {
             );
             let remedy = "decide whether the rule should apply to containers; if not, move it behind the rule that leads to \
                           CNI-FORWARD";
-            let finding = Finding::fail(CHECK, what).about([rule(above)]).about(links(&blocked.behind));
+            let finding = Finding::fail(CHECK, Id("firewall-rule-above-plugin"), what)
+                .about([rule(above)])
+                .about(links(&blocked.behind));
             findings.push(finding.remedy(remedy));
         }
         if !blocked.rules.is_empty() {
@@ -368,7 +370,7 @@ impl Base {
             let subjects = links(&blocked.dropped).into_iter().chain(blocked.rules.iter().map(rule));
             let remedy =
                 "decide whether the rule should apply to containers; if not, remove or change it where it was added";
-            findings.push(Finding::warn(CHECK, what).about(subjects).remedy(remedy));
+            findings.push(Finding::warn(CHECK, Id("firewall-rule-drops"), what).about(subjects).remedy(remedy));
         }
         findings
     }
@@ -401,7 +403,9 @@ impl Base {
             (PacketPath::WithinBridge | PacketPath::BridgeToHost, _) => format!("accept the frames of {names} there"),
         };
         let chain = Subject::new("chain", self.title.as_str());
-        let finding = Finding::new(level, CHECK, what).about([chain]).about(bridges.into_iter().map(Subject::link));
+        let finding = Finding::new(level, CHECK, Id("firewall-chain-drops"), what)
+            .about([chain])
+            .about(bridges.into_iter().map(Subject::link));
         finding.remedy(remedy).run(unaccepted.iter().filter_map(|(bridge, side)| self.accept(bridge, *side, last)))
     }
 

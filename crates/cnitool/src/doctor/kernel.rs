@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use cni::Result;
-use cni::inspect::{Command, CommandLine, Finding, Subject, Usage};
+use cni::inspect::{Command, CommandLine, Finding, Id, Subject, Usage};
 use linux::netlink::nft::Nftables;
 use linux::netlink::{KernelRoute, Link, Netlink};
 use linux::{sysctl, tool};
@@ -72,14 +72,20 @@ fn forwarding(scope: &Selection, report: &mut Report) -> Result<()> {
         let finding = match (value.as_str(), busy) {
             ("0", true) => Finding::fail(
                 FORWARDING,
+                Id("forwarding-off"),
                 format!("{family} is not forwarded ({name} is 0): containers of {names} reach only this host"),
             ),
             ("0", false) => Finding::warn(
                 FORWARDING,
+                Id("forwarding-off-until-add"),
                 format!("{family} is not forwarded ({name} is 0); the first add to {names} turns it on"),
             ),
             _ => {
-                report.host(Finding::ok(FORWARDING, format!("{family} is forwarded, for {names}")));
+                report.host(Finding::ok(
+                    FORWARDING,
+                    Id("forwarding-on"),
+                    format!("{family} is forwarded, for {names}"),
+                ));
                 continue;
             }
         };
@@ -115,7 +121,8 @@ fn forwarding_of_links(scope: &Selection, report: &mut Report) -> Result<()> {
         let key = ["net", "ipv4", "conf", link, "forwarding"];
         if sysctl::read(&key)?.as_deref() == Some("0") {
             let what = format!("packets from {link} are not forwarded, although forwarding is on");
-            let finding = Finding::fail(FORWARDING, what).about([Subject::link(link), setting(&key)]);
+            let finding = Finding::fail(FORWARDING, Id("forwarding-off-on-link"), what)
+                .about([Subject::link(link), setting(&key)]);
             report.host(finding.run([Command::ForwardFrom.line(&[link])]));
         }
     }
@@ -165,7 +172,7 @@ fn uplink(scope: &Selection, report: &mut Report) -> Result<()> {
         }
     };
     let what = format!("{what}: containers reach no other network");
-    report.host(Finding::warn(UPLINK, what).about([Subject::link(&link.name)]).remedy(remedy));
+    report.host(Finding::warn(UPLINK, Id("uplink-down"), what).about([Subject::link(&link.name)]).remedy(remedy));
     Ok(())
 }
 
@@ -180,14 +187,22 @@ fn ipv6(scope: &Selection, report: &mut Report) -> Result<()> {
     let subjects = names.iter().map(|name| Subject::new("network", *name));
     let joined = names.join(", ");
     report.host(match sysctl::read(&key)?.as_deref() {
-        None => Finding::fail(IPV6, format!("the kernel has no IPv6, and {joined} has IPv6 ranges"))
-            .about(subjects)
-            .remedy("remove the IPv6 ranges, or boot without ipv6.disable=1"),
-        Some("0") => Finding::ok(IPV6, "IPv6 is enabled"),
-        Some(_) => Finding::fail(IPV6, format!("IPv6 is disabled on this host, and {joined} has IPv6 ranges"))
-            .about(subjects)
-            .about([setting(&key)])
-            .remedy("decide whether this host shall use IPv6: set net.ipv6.conf.all.disable_ipv6=0, or remove the IPv6 ranges"),
+        None => {
+            Finding::fail(IPV6, Id("ipv6-missing"), format!("the kernel has no IPv6, and {joined} has IPv6 ranges"))
+                .about(subjects)
+                .remedy("remove the IPv6 ranges, or boot without ipv6.disable=1")
+        }
+        Some("0") => Finding::ok(IPV6, Id("ipv6-enabled"), "IPv6 is enabled"),
+        Some(_) => Finding::fail(
+            IPV6,
+            Id("ipv6-disabled"),
+            format!("IPv6 is disabled on this host, and {joined} has IPv6 ranges"),
+        )
+        .about(subjects)
+        .about([setting(&key)])
+        .remedy(
+            "decide whether this host shall use IPv6: set net.ipv6.conf.all.disable_ipv6=0, or remove the IPv6 ranges",
+        ),
     });
     router_advertisements(scope, report)
 }
@@ -202,7 +217,8 @@ fn router_advertisements(scope: &Selection, report: &mut Report) -> Result<()> {
              and the default route that it got from them expires"
         );
         let key = ["net", "ipv6", "conf", link, "accept_ra"];
-        let finding = Finding::warn(IPV6, what).about([Subject::link(link), setting(&key)]);
+        let finding =
+            Finding::warn(IPV6, Id("ipv6-default-route-expires"), what).about([Subject::link(link), setting(&key)]);
         report.host(finding.run([Command::AcceptAdvertisements.line(&[link])]));
     }
     Ok(())
@@ -243,14 +259,19 @@ fn rp_filter(scope: &Selection, report: &mut Report) -> Result<()> {
     }
     let names = strict.join(", ");
     report.host(match uplinks.len() {
-        _ if strict.is_empty() => Finding::ok(RP_FILTER, "not strict"),
-        0 | 1 => Finding::ok(RP_FILTER, format!("strict on {names}, harmless with one default route")),
+        _ if strict.is_empty() => Finding::ok(RP_FILTER, Id("rp-filter-loose"), "not strict"),
+        0 | 1 => Finding::ok(
+            RP_FILTER,
+            Id("rp-filter-harmless"),
+            format!("strict on {names}, harmless with one default route"),
+        ),
         number => {
             let what = format!(
                 "strict on {names}, and there are {number} default routes: \
                  replies that arrive on another link are dropped"
             );
-            let finding = Finding::warn(RP_FILTER, what).about(strict.iter().map(|link| Subject::link(link)));
+            let finding = Finding::warn(RP_FILTER, Id("rp-filter-strict"), what)
+                .about(strict.iter().map(|link| Subject::link(link)));
             finding.run(strict.iter().map(|link| Command::FilterLoosely.line(&[link])))
         }
     });
@@ -264,17 +285,17 @@ fn nf_tables(scope: &Selection, report: &mut Report) -> Result<()> {
         return Ok(());
     }
     match Nftables::open()?.is_available() {
-        Ok(true) => report.host(Finding::ok(NF_TABLES, "the kernel has nf_tables")),
+        Ok(true) => report.host(Finding::ok(NF_TABLES, Id("nf-tables-present"), "the kernel has nf_tables")),
         Err(error) => report.unseen(error.to_string()),
         Ok(false) => {
             let has_iptables = tool::find("iptables-restore").is_some();
             for network in users {
                 let what = "the kernel has no nf_tables";
-                let fail = |remedy| Finding::fail(NF_TABLES, what).remedy(remedy);
+                let fail = |remedy| Finding::fail(NF_TABLES, Id("nf-tables-missing"), what).remedy(remedy);
                 let finding = match (network.nftables, has_iptables) {
                     (Usage::Required, _) => fail("load the kernel module nf_tables, or use a kernel that has it"),
                     (_, false) => fail("load the kernel module nf_tables, or install iptables"),
-                    (_, true) => Finding::warn(NF_TABLES, what)
+                    (_, true) => Finding::warn(NF_TABLES, Id("nf-tables-replaced"), what)
                         .remedy("none needed: the plugin uses iptables instead, which is slower"),
                 };
                 report.network(&network.name, finding.about([Subject::new("module", NF_TABLES)]));

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use cni::inspect::{Finding, Fix, LeaseHolder, LeaseStore, LockHolder, Range, Subject};
+use cni::inspect::{Finding, Fix, Id, LeaseHolder, LeaseStore, LockHolder, Range, Subject};
 
 use super::report::first_few;
 use super::{Report, Selection};
@@ -34,7 +34,7 @@ pub(super) fn check(scope: &Selection, report: &mut Report) {
         }
     }
     for (path, error) in &scope.node.corrupt {
-        let finding = Finding::warn("cache", error.to_string()).about([Subject::file(path)]);
+        let finding = Finding::warn("cache", Id("cache-unreadable"), error.to_string()).about([Subject::file(path)]);
         report.host(finding.remedy(error.details_text()));
     }
 }
@@ -55,14 +55,14 @@ fn check_leases(scope: &Selection, network: &Network, directory: &Path, report: 
     if !gone.is_empty() {
         let what = format!("{} of containers that are gone", table::count(gone.len(), "lease"));
         let subjects = gone.iter().map(|ip| Subject::address(*ip));
-        report.network(&network.name, removable(Finding::warn(CHECK, what).about(subjects)));
+        report.network(&network.name, removable(Finding::warn(CHECK, Id("lease-left"), what).about(subjects)));
     }
     let garbled = network.leases.iter().filter(|lease| lease.owner == LeaseHolder::Garbled);
     let garbled: Vec<Subject> = garbled.map(|lease| Subject::address(lease.ip)).collect();
     if !garbled.is_empty() {
         let number = table::count(garbled.len(), "lease");
         let what = format!("{number} without an owner, as after a crash: other plugins treat them as leased");
-        report.network(&network.name, removable(Finding::warn(CHECK, what).about(garbled)));
+        report.network(&network.name, removable(Finding::warn(CHECK, Id("lease-without-owner"), what).about(garbled)));
     }
     if let Some(finding) = without_port(&attachments) {
         report.network(&network.name, finding);
@@ -74,7 +74,7 @@ fn check_leases(scope: &Selection, network: &Network, directory: &Path, report: 
         let which = if unknown == network.leases.len() { all } else { format!("{unknown} of {all}") };
         report.unseen(format!("network {}: whether {which} belong to live containers", network.name));
     } else if of(State::Alive).count() == network.leases.len() {
-        report.network(&network.name, Finding::ok(CHECK, format!("{all}, all of live containers")));
+        report.network(&network.name, Finding::ok(CHECK, Id("leases-live"), format!("{all}, all of live containers")));
     }
 }
 
@@ -88,7 +88,8 @@ fn check_writable(store: &dyn LeaseStore, network: &Network, directory: &Path, r
         }
         Err(error) => {
             let remedy = format!("free disk space, or allow writing in {}", directory.display());
-            let finding = Finding::fail(CHECK, error.to_string()).about([Subject::file(directory)]);
+            let finding =
+                Finding::fail(CHECK, Id("leases-not-writable"), error.to_string()).about([Subject::file(directory)]);
             report.network(&network.name, finding.remedy(remedy));
         }
     }
@@ -106,7 +107,7 @@ fn held_lock(store: &dyn LeaseStore, directory: &Path) -> Option<Finding> {
     );
     let subjects = [Subject::new("process", format!("{pid} {program}")), Subject::file(&file)];
     let remedy = "find out what the process waits for, and end it if it hangs";
-    Some(Finding::fail(CHECK, what).about(subjects).remedy(remedy))
+    Some(Finding::fail(CHECK, Id("leases-locked"), what).about(subjects).remedy(remedy))
 }
 
 /// Returns whether a process holds the lock of a network for long.
@@ -147,7 +148,11 @@ fn without_port(attachments: &[Attachment]) -> Option<Finding> {
             (what, "detach the containers and attach them again")
         }
     };
-    Some(Finding::warn(CHECK, what).about(affected.iter().map(|at| at.subject())).remedy(remedy))
+    Some(
+        Finding::warn(CHECK, Id("container-without-interface"), what)
+            .about(affected.iter().map(|at| at.subject()))
+            .remedy(remedy),
+    )
 }
 
 /// Checks a range set for free addresses. A single full set makes an add fail, because each set must provide an
@@ -161,9 +166,11 @@ fn free_addresses(network: &Network, set: &[Range], gone: &[IpAddr]) -> Finding 
     let is_scarce = |free: u128| free == 0 || free < size / 10;
     let free = size.saturating_sub(used as u128);
     let finding = match free {
-        0 => Finding::fail(RANGES, format!("no address is left of {joined}")),
-        _ if is_scarce(free) => Finding::warn(RANGES, format!("{free} of {size} addresses are left of {joined}")),
-        _ => return Finding::ok(RANGES, format!("{used} used of {joined}")),
+        0 => Finding::fail(RANGES, Id("range-full"), format!("no address is left of {joined}")),
+        _ if is_scarce(free) => {
+            Finding::warn(RANGES, Id("range-nearly-full"), format!("{free} of {size} addresses are left of {joined}"))
+        }
+        _ => return Finding::ok(RANGES, Id("range-free"), format!("{used} used of {joined}")),
     };
     let finding = finding.about(names.into_iter().map(|name| Subject::new("range", name)));
     let gone = gone.iter().filter(|ip| set.iter().any(|range| range.contains(**ip))).count();

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use cni::Result;
-use cni::inspect::{Bridge, Command, CommandLine, Finding, Level, Subject};
+use cni::inspect::{Bridge, Command, CommandLine, Finding, Id, Level, Subject};
 use linux::ip::Cidr;
 use linux::netlink::{Link, Netlink};
 
@@ -54,18 +54,23 @@ fn subject_of(node: &Node, port: &Link, attachments: &[Attachment]) -> Subject {
 /// Checks the bridge itself. Returns false with the finding if another link has its name.
 fn check_bridge(node: &Node, name: &str, affected: &[Subject]) -> (Finding, bool) {
     let Some(link) = node.link(name) else {
-        return (Finding::ok(BRIDGE, format!("{name} does not exist yet: the first add creates it")), true);
+        return (
+            Finding::ok(BRIDGE, Id("bridge-absent"), format!("{name} does not exist yet: the first add creates it")),
+            true,
+        );
     };
     let finding = match node.ports(link).count() {
         _ if link.kind != "bridge" => {
             let kind = if link.kind.is_empty() { "link of another kind" } else { &link.kind };
-            let finding = Finding::fail(BRIDGE, format!("{name} is a {kind}, not a bridge"));
+            let finding = Finding::fail(BRIDGE, Id("bridge-other-kind"), format!("{name} is a {kind}, not a bridge"));
             let remedy = "set \"bridge\" to another name, or remove that link";
             return (finding.about([Subject::link(name)]).remedy(remedy), false);
         }
         1.. if !link.up => {
             let what = format!("{name} is down: its containers have no connection");
-            let finding = Finding::fail(BRIDGE, what).about([Subject::link(name)]).about(affected.iter().cloned());
+            let finding = Finding::fail(BRIDGE, Id("bridge-down"), what)
+                .about([Subject::link(name)])
+                .about(affected.iter().cloned());
             finding.run([Command::SetUp.line(&[name])])
         }
         ports => {
@@ -75,7 +80,7 @@ fn check_bridge(node: &Node, name: &str, affected: &[Subject]) -> (Finding, bool
                 _ => Level::Ok,
             };
             let what = format!("{name} is up with {ports} of at most {MAX_PORTS} ports");
-            let finding = Finding::new(level, BRIDGE, what).about([Subject::link(name)]);
+            let finding = Finding::new(level, BRIDGE, Id("bridge-ports"), what).about([Subject::link(name)]);
             match level {
                 Level::Ok => finding,
                 _ => finding.remedy("distribute containers over networks with other bridges"),
@@ -94,14 +99,14 @@ fn ports(node: &Node, network: &Network, bridge: &Bridge, report: &mut Report) {
     let affected = |is_affected: &dyn Fn(&Link) -> bool| -> Vec<&Link> {
         ports.iter().copied().filter(|port| is_affected(port)).collect()
     };
-    let found = |level, affected: &[&Link], how: &str| {
+    let found = |level, id, affected: &[&Link], how: &str| {
         let names: Vec<String> = affected.iter().map(|port| port.name.clone()).collect();
         let what = match names.as_slice() {
             [] => return None,
             [only] => format!("port {only} is {how}"),
             _ => format!("{} are {how}: {}", table::count(names.len(), "port"), first_few(&names)),
         };
-        Some(Finding::new(level, BRIDGE, what).about(affected.iter().map(|port| subject(port))))
+        Some(Finding::new(level, BRIDGE, id, what).about(affected.iter().map(|port| subject(port))))
     };
     let each = |affected: &[&Link], command: &dyn Fn(&str) -> CommandLine| -> Vec<CommandLine> {
         affected.iter().map(|port| command(&port.name)).collect()
@@ -112,7 +117,7 @@ fn ports(node: &Node, network: &Network, bridge: &Bridge, report: &mut Report) {
     let reattach = "detach the container and attach it again";
     let mut findings = Vec::new();
     let detached = affected(&|port| port.master.is_none());
-    findings.extend(found(Level::Fail, &detached, "on no bridge").map(|finding| match link {
+    findings.extend(found(Level::Fail, Id("port-on-no-bridge"), &detached, "on no bridge").map(|finding| match link {
         // A port that is added by hand to a bridge with VLAN filtering lacks its VLANs.
         Some(link) if link.vlan_filtering != Some(true) => {
             // A port loses its settings when it leaves the bridge.
@@ -128,21 +133,28 @@ fn ports(node: &Node, network: &Network, bridge: &Bridge, report: &mut Report) {
         !port.up && now().is_ok_and(|link| link.is_some_and(|link| !link.up))
     });
     let set_up = each(&down, &|port| Command::SetUp.line(&[port]));
-    findings.extend(found(Level::Fail, &down, "down").map(|finding| finding.run(set_up)));
+    findings.extend(found(Level::Fail, Id("port-down"), &down, "down").map(|finding| finding.run(set_up)));
     let is_on_bridge = |port: &Link| port.master.is_some() && port.master == link.map(|link| link.index);
     let moved = affected(&|port| port.master.is_some() && !is_on_bridge(port));
-    let finding = found(Level::Warn, &moved, &format!("on another bridge than {}", bridge.name));
+    let finding =
+        found(Level::Warn, Id("port-on-other-bridge"), &moved, &format!("on another bridge than {}", bridge.name));
     findings.extend(finding.map(|finding| finding.remedy(format!("{reattach}, or correct \"bridge\""))));
     let one_way = affected(&|port| is_on_bridge(port) && bridge.hairpin && port.port.is_some_and(|now| !now.hairpin));
-    let finding = found(Level::Warn, &one_way, "without hairpin mode, which \"hairpinMode\" requires");
+    let finding = found(
+        Level::Warn,
+        Id("port-without-hairpin"),
+        &one_way,
+        "without hairpin mode, which \"hairpinMode\" requires",
+    );
     findings.extend(finding.map(|finding| finding.run(each(&one_way, &hairpin))));
     let open = affected(&|port| is_on_bridge(port) && bridge.isolated && port.port.is_some_and(|now| !now.isolated));
-    let finding = found(Level::Warn, &open, "not isolated, as \"portIsolation\" requires");
+    let finding = found(Level::Warn, Id("port-not-isolated"), &open, "not isolated, as \"portIsolation\" requires");
     findings.extend(finding.map(|finding| finding.run(each(&open, &isolate))));
     // A single isolated port reaches all others.
     let closed = affected(&|port| is_on_bridge(port) && !bridge.isolated && port.port.is_some_and(|now| now.isolated));
     let closed = if closed.len() > 1 { closed } else { Vec::new() };
-    let finding = found(Level::Warn, &closed, "isolated from each other, without \"portIsolation\"");
+    let finding =
+        found(Level::Warn, Id("port-isolated"), &closed, "isolated from each other, without \"portIsolation\"");
     let remedy = "decide whether these containers may reach each other; if so, `ip link set PORT type bridge_slave isolated off`";
     findings.extend(finding.map(|finding| finding.remedy(remedy)));
     findings.into_iter().for_each(|finding| report.network(&network.name, finding));
@@ -166,7 +178,8 @@ fn gateways(node: &Node, network: &Network, affected: &[Subject], report: &mut R
                     )
                 }
             };
-            let finding = Finding::fail(GATEWAY, what).about([Subject::link(other), Subject::address(cidr.ip())]);
+            let finding = Finding::fail(GATEWAY, Id("gateway-conflict"), what)
+                .about([Subject::link(other), Subject::address(cidr.ip())]);
             findings.push(match gateway_of(node, network, other, cidr.ip()) {
                 Some(second) => finding.remedy(other_subnet(network, second)),
                 // Another program needs the address, or had it first.
@@ -183,7 +196,7 @@ fn gateways(node: &Node, network: &Network, affected: &[Subject], report: &mut R
                 let is_conflicting = |ip: &IpAddr| wanted.iter().any(|gateway| gateway.contains(*ip));
                 let mut conflicting = have.iter().map(|address| address.cidr.ip()).filter(is_conflicting);
                 let subjects = [Subject::link(name)].into_iter().chain(affected.iter().cloned());
-                let finding = Finding::error(GATEWAY, &error).about(subjects);
+                let finding = Finding::error(GATEWAY, Id("gateway-other-address"), &error).about(subjects);
                 findings.push(match conflicting.find_map(|ip| gateway_of(node, network, name, ip)) {
                     Some(second) => finding.remedy(other_subnet(network, second)),
                     None => finding,
@@ -193,7 +206,11 @@ fn gateways(node: &Node, network: &Network, affected: &[Subject], report: &mut R
     }
     if findings.is_empty() && !wanted.is_empty() {
         let ips: Vec<String> = wanted.iter().map(|gateway| gateway.ip().to_string()).collect();
-        findings.push(Finding::ok(GATEWAY, format!("{} of {name}: on no other link", ips.join(", "))));
+        findings.push(Finding::ok(
+            GATEWAY,
+            Id("gateway-unique"),
+            format!("{} of {name}: on no other link", ips.join(", ")),
+        ));
     }
     findings.into_iter().for_each(|finding| report.network(&network.name, finding));
     Ok(())
@@ -226,7 +243,8 @@ fn lost_gateways(node: &Node, network: &Network, link: &Link, affected: &[Subjec
         let what = format!("{} has lost the gateway's address {gateway}: containers reach only each other", link.name);
         let command = if gateway.is_ipv6() { Command::AddAddressIpv6 } else { Command::AddAddress };
         let command = command.line(&[&format!("{gateway}/{}", range.subnet.prefix()), &link.name]);
-        let finding = Finding::fail(GATEWAY, what).about([Subject::link(&link.name), Subject::address(gateway)]);
+        let finding = Finding::fail(GATEWAY, Id("gateway-lost"), what)
+            .about([Subject::link(&link.name), Subject::address(gateway)]);
         findings.push(finding.about(affected.iter().cloned()).run([command]));
     }
     findings
@@ -265,7 +283,9 @@ fn overlaps(scope: &Selection, report: &mut Report) {
                 other.name
             );
             let subjects = [&network.name, &other.name].map(|name| Subject::new("network", name.as_str()));
-            let finding = Finding::warn("ranges", what).about(subjects).remedy("set another \"subnet\" in one of them");
+            let finding = Finding::warn("ranges", Id("ranges-overlap"), what)
+                .about(subjects)
+                .remedy("set another \"subnet\" in one of them");
             if scope.includes(&network.name) {
                 report.network(&network.name, finding);
             }
@@ -299,9 +319,11 @@ fn mtu(scope: &Selection, report: &mut Report) -> Result<()> {
                      if ICMP is filtered, they are lost"
                 );
                 let remedy = format!("set \"mtu\": {carried} in the network's configuration");
-                Finding::warn(MTU, what).about([Subject::link(name)]).remedy(remedy)
+                Finding::warn(MTU, Id("mtu-exceeds-uplink"), what).about([Subject::link(name)]).remedy(remedy)
             }
-            false => Finding::ok(MTU, format!("{inside} inside, {} on {}", uplink.mtu, uplink.name)),
+            false => {
+                Finding::ok(MTU, Id("mtu-suits-uplink"), format!("{inside} inside, {} on {}", uplink.mtu, uplink.name))
+            }
         };
         report.network(&network.name, finding);
     }
@@ -327,7 +349,7 @@ fn bridge_mtu(scope: &Selection, network: &Network, link: &Link) -> Option<Findi
         let what = format!("\"mtu\" is {}, and {}, which they share, has {}", wanted.join(", "), link.name, link.mtu);
         let remedy = "set the same \"mtu\" in these networks, or give them bridges of their own; then detach their containers \
                       and attach them again";
-        return Some(Finding::warn(MTU, what).about(subjects()).remedy(remedy));
+        return Some(Finding::warn(MTU, Id("mtu-networks-differ"), what).about(subjects()).remedy(remedy));
     }
     let of_ports: BTreeSet<u32> = node.ports_of(network).iter().map(|port| port.mtu).collect();
     let (wanted, what) = match (values.first(), of_ports.first()) {
@@ -341,7 +363,8 @@ fn bridge_mtu(scope: &Selection, network: &Network, link: &Link) -> Option<Findi
         }
         _ => return None,
     };
-    let finding = Finding::warn(MTU, format!("{what}: larger packets are lost")).about(subjects());
+    let finding =
+        Finding::warn(MTU, Id("mtu-bridge-differs"), format!("{what}: larger packets are lost")).about(subjects());
     Some(match wanted.filter(|mtu| suits_all(node, link, *mtu)) {
         Some(mtu) => finding.run([Command::SetMtu.line(&[&link.name, &mtu.to_string()])]),
         None => finding
@@ -377,7 +400,9 @@ fn larger_than_port(node: &Node, network: &Network, bridge: Option<&Link>, ports
     }
     let number = table::count(subjects.len(), "container");
     let verb = if subjects.len() == 1 { "sends" } else { "send" };
-    let finding = Finding::warn(MTU, format!("{number} {verb} {}: larger ones are lost", text?)).about(subjects);
+    let finding =
+        Finding::warn(MTU, Id("mtu-exceeds-port"), format!("{number} {verb} {}: larger ones are lost", text?))
+            .about(subjects);
     let finding =
         finding.remedy("give the container and its port the same MTU, or detach the container and attach it again");
     // All of them, or the next report would have the same finding.

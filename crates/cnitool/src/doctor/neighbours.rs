@@ -1,7 +1,7 @@
 //! Checks how containers and the host find each other's MAC addresses: ARP, and neighbours that were set by hand.
 
 use cni::Result;
-use cni::inspect::{Finding, Subject};
+use cni::inspect::{Finding, Id, Subject};
 use linux::ip::MacAddr;
 use linux::netlink::{Link, Netlink};
 
@@ -58,7 +58,7 @@ fn without_arp(node: &Node, network: &Network, live: &[&Live<'_>]) -> Option<Fin
     };
     let what = format!("{} has no ARP, so that MAC addresses are not found: no packet arrives", names.join(", "));
     let remedy = "turn it on with `ip link set LINK arp on`, in the container for its interface";
-    Some(Finding::fail(CHECK, what).about(subjects).remedy(remedy))
+    Some(Finding::fail(CHECK, Id("arp-off"), what).about(subjects).remedy(remedy))
 }
 
 /// A neighbour with the wrong MAC address.
@@ -71,7 +71,11 @@ fn finding(wrong: Vec<Wrong>, remedy: &str) -> Option<Finding> {
     let (first, number) = (wrong.first()?.text.clone(), wrong.len());
     let more = if number > 1 { format!(", and {} more", number - 1) } else { String::new() };
     let what = format!("a neighbour was set by hand to the wrong MAC address: {first}{more}; packets do not arrive");
-    Some(Finding::fail(CHECK, what).about(wrong.into_iter().map(|wrong| wrong.subject)).remedy(remedy))
+    Some(
+        Finding::fail(CHECK, Id("neighbour-wrong"), what)
+            .about(wrong.into_iter().map(|wrong| wrong.subject))
+            .remedy(remedy),
+    )
 }
 
 /// Reports containers that the host has as neighbours with another MAC address than theirs.

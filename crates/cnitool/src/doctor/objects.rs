@@ -1,7 +1,7 @@
 //! Checks what plugins have created for attachments, such as firewall rules.
 
 use cni::Result;
-use cni::inspect::{Finding, Fix, LiveAttachment, NetworkView, Object, ObjectKind, Owner, Subject};
+use cni::inspect::{Finding, Fix, Id, LiveAttachment, NetworkView, Object, ObjectKind, Owner, Subject};
 
 use super::containers::Live;
 use super::report::first_few;
@@ -85,5 +85,6 @@ fn by_kind<'a>(objects: &[&'a Object]) -> impl Iterator<Item = (&'static ObjectK
 
 /// Reports objects that nothing uses any more.
 fn left_objects(kind: &'static ObjectKind, objects: &[&Object], what: String) -> Finding {
-    Finding::warn(kind.name, what).about(objects.iter().map(|object| Subject::new(kind.noun, object.name.as_str())))
+    Finding::warn(kind.name, Id("left-behind"), what)
+        .about(objects.iter().map(|object| Subject::new(kind.noun, object.name.as_str())))
 }

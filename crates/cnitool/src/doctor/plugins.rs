@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cni::inspect::{Finding, Level, Subject};
+use cni::inspect::{Finding, Id, Level, Subject};
 use cni::{Error, Program, Result, Version};
 
 use super::{Report, Selection};
@@ -20,13 +20,14 @@ pub(super) fn find(scope: &Selection, report: &mut Report) {
     for network in scope.networks() {
         for kind in kinds_of(network) {
             if let Err(error) = Program::find(&dirs, kind) {
-                report.network(&network.name, Finding::error(CHECK, &error).about([subject(kind)]));
+                report
+                    .network(&network.name, Finding::error(CHECK, Id("plugin-missing"), &error).about([subject(kind)]));
             }
         }
     }
     if let Err(error) = Program::find(&dirs, LOOPBACK) {
         let remedy = format!("{}; kubelet and containerd need it for \"lo\" of every pod", error.details_text());
-        let finding = Finding::warn(CHECK, error.to_string()).about([subject(LOOPBACK)]);
+        let finding = Finding::warn(CHECK, Id("loopback-missing"), error.to_string()).about([subject(LOOPBACK)]);
         report.host(finding.remedy(remedy));
     }
 }
@@ -127,7 +128,7 @@ pub(super) fn identify(scope: &Selection, report: &mut Report) -> Vec<String> {
     }
     let all: Vec<String> = known.values().flatten().map(ToString::to_string).collect();
     if !all.is_empty() {
-        report.host(Finding::ok(CHECK, all.join(", ")));
+        report.host(Finding::ok(CHECK, Id("plugins-found"), all.join(", ")));
     }
     let of_cni0 = known.into_values().flatten().filter(Identity::is_of_cni0);
     of_cni0.map(|plugin| plugin.program.name().to_owned()).collect()
@@ -136,7 +137,7 @@ pub(super) fn identify(scope: &Selection, report: &mut Report) -> Vec<String> {
 fn no_identity(kind: &str, error: &Error) -> Finding {
     let what = format!("plugin {kind:?} does not report the versions of CNI that it supports: {error}");
     let remedy = "runtimes call VERSION before they use a plugin: find out what it waits for, or install it again";
-    Finding::fail(CHECK, what).about([subject(kind)]).remedy(remedy)
+    Finding::fail(CHECK, Id("plugin-no-answer"), what).about([subject(kind)]).remedy(remedy)
 }
 
 /// Reports plugins that do not support the version of the list.
@@ -157,7 +158,11 @@ fn unsupported_version(network: &Network, used: &[&Identity]) -> Option<Finding>
         }
         None => "install a newer plugin: there is no version that all plugins of the list support".to_owned(),
     };
-    Some(Finding::fail(CHECK, what).about(lacking.iter().map(|plugin| plugin.subject())).remedy(remedy))
+    Some(
+        Finding::fail(CHECK, Id("plugin-version-unsupported"), what)
+            .about(lacking.iter().map(|plugin| plugin.subject()))
+            .remedy(remedy),
+    )
 }
 
 /// Reports a list with plugins of two implementations, or of two builds of cni0. A plugin that cni0 does not have
@@ -171,7 +176,7 @@ fn mixed(used: &[&Identity]) -> Option<Finding> {
         None => format!("it uses plugins of two implementations: {first} and {other}"),
     };
     let remedy = "install all plugins of a list from one release; CNI_PATH decides which file is used";
-    let finding = Finding::new(Level::Warn, CHECK, what).remedy(remedy);
+    let finding = Finding::new(Level::Warn, CHECK, Id("plugins-mixed"), what).remedy(remedy);
     Some(finding.about(ours.iter().map(|plugin| plugin.subject())))
 }
 

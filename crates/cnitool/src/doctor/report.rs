@@ -131,7 +131,7 @@ impl Report {
         match (self.output, self.output_error.take()) {
             (_, Some(error)) => return Err(error),
             (_, None) if is_silent => {}
-            (Output::Json, None) => out::print_json(&self.describe(&node.unseen))?,
+            (Output::Json, None) => out::print_versioned(self.describe(&node.unseen))?,
             (Output::Text(_), None) if self.quiet => {}
             (Output::Text(_), None) => out::print(self.summary(&node))?,
         }
@@ -247,13 +247,15 @@ fn describe(network: Option<&str>, finding: &Finding) -> Value {
         })
         .collect();
     json!({
-        "check": finding.check, "level": label(finding.level), "network": network, "what": finding.what,
+        "id": finding.id.0, "check": finding.check, "level": label(finding.level), "network": network, "what": finding.what,
         "subjects": subjects, "remedy": remedy, "command": command,
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use cni::inspect::Id;
+
     use super::*;
 
     #[test]
@@ -261,7 +263,7 @@ mod tests {
         let names: Vec<String> = (1..=5).map(|number| format!("c{number}")).collect();
         let subjects = names.iter().map(|name| Subject::container(name, Some("eth0")));
         let commands = names.iter().map(|name| Command::SetUp.line(&[name]));
-        let finding = Finding::fail("bridge", "down").about(subjects).run(commands);
+        let finding = Finding::fail("bridge", Id("x"), "down").about(subjects).run(commands);
         let text = entry(Some("pods"), &finding, Paint::of_stdout());
         assert!(text.contains("bridge: network pods: down\n      subjects: container c1 eth0,"), "{text}");
         let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -289,7 +291,7 @@ mod tests {
 
     #[test]
     fn commands_of_cnitool_name_the_network() {
-        let finding = Finding::warn("leases", "x").fix(Fix::Prune);
+        let finding = Finding::warn("leases", Id("x"), "x").fix(Fix::Prune);
         assert_eq!(commands(Some("pods"), &finding), ["cnitool prune pods"]);
         assert_eq!(commands(None, &finding), ["cnitool prune"]);
         assert_eq!(commands(Some("a b"), &finding.fix(Fix::Repair)), ["cnitool repair 'a b'"]);

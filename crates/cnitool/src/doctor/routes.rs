@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use cni::Result;
-use cni::inspect::{Finding, Subject};
+use cni::inspect::{Finding, Id, Subject};
 use linux::netlink::{Link, LinkIndex, ListedRoute, Netlink, Rejection, Rule};
 
 use super::containers::Live;
@@ -149,7 +149,12 @@ fn finding(found: &Found<'_>, what: &str, remedy: &str) -> Option<Finding> {
     let verb = if culprits.len() == 1 { "rejects" } else { "reject" };
     let text = format!("{} {verb} {what} {number}", first_few(&culprits));
     let culprits = culprits.iter().map(|by| Subject::new("route", by));
-    Some(Finding::fail(CHECK, text).about(subjects).about(culprits).remedy(format!("{remedy} ({first})")))
+    Some(
+        Finding::fail(CHECK, Id("route-rejects"), text)
+            .about(subjects)
+            .about(culprits)
+            .remedy(format!("{remedy} ({first})")),
+    )
 }
 
 /// Reports containers whose own routes reject their packets.
@@ -226,5 +231,5 @@ fn detour(scope: &Selection, gateway: &Link, live: &[&Live<'_>], host: &mut Netl
     let Some((ip, other)) = first else { return Ok(None) };
     let what = format!("packets of this host to {ip} leave by {other}, not by {}: they do not reach it", gateway.name);
     let remedy = format!("decide whether the route to {ip} by {other} is needed; if not, remove it");
-    Ok(Some(Finding::fail(CHECK, what).about(subjects).remedy(remedy)))
+    Ok(Some(Finding::fail(CHECK, Id("route-detour"), what).about(subjects).remedy(remedy)))
 }

@@ -80,7 +80,7 @@ impl Report {
                 ));
             }
         };
-        out::print_json(&json!({
+        out::print_versioned(json!({
             "dryRun": dry_run, "networks": networks, "wouldRefuse": refusal.map(out::one_line), "notSeen": node.unseen,
         }))
     }

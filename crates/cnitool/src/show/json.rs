@@ -67,12 +67,20 @@ fn describe_object(owned: OwnedObject<'_>) -> Value {
     let value = json!({
         "backend": object.backend, "comment": object.comment, "container": container, "interface": ifname,
     });
-    let property = |property: &Property| match property {
+    with_members(value, object.properties.iter().map(|(key, value)| (*key, describe_property(value))))
+}
+
+fn describe_property(property: &Property) -> Value {
+    match property {
         Property::Address(ip) => json!(ip),
         Property::Number(number) => json!(number),
         Property::Text(text) => json!(text),
-    };
-    with_members(value, object.properties.iter().map(|(key, value)| (*key, property(value))))
+        Property::Boolean(value) => json!(value),
+        Property::Change(change) => {
+            let [before, after] = change.as_ref();
+            json!({ "before": describe_property(before), "after": describe_property(after) })
+        }
+    }
 }
 
 /// Adds members to a JSON object.

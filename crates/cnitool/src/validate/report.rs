@@ -96,7 +96,7 @@ impl Checked {
 /// Prints all findings.
 pub(super) fn print(checked: &[Checked], as_json: bool) -> Result<()> {
     if as_json {
-        return out::print_json(&describe(checked));
+        return out::print_versioned(describe(checked));
     }
     let paint = Paint::of_stdout();
     let mut text = String::new();

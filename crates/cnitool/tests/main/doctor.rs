@@ -6,6 +6,7 @@ mod config;
 mod containers;
 mod firewall;
 mod hooks;
+mod identifiers;
 mod kernel;
 mod leases;
 mod link;

@@ -15,8 +15,8 @@ fn backups_are_shown_and_pruned() {
     assert_eq!(backups.len(), 2, "{bridge:#}");
     let own = backups.iter().find(|backup| backup["container"] == id.as_str()).unwrap();
     for (key, value) in [
-        ("mtu", json!("1500 -> 1400")),
-        ("txQLen", json!("1000 -> 7")),
+        ("mtu", json!({ "before": 1500, "after": 1400 })),
+        ("txQLen", json!({ "before": 1000, "after": 7 })),
         ("backend", json!("file")),
         ("interface", json!("eth0")),
         ("ofPort", json!(true)),

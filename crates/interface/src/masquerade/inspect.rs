@@ -1,7 +1,9 @@
 //! For tools: lists the masquerade rules on a host, and reports what is wrong with those of a network.
 
 use cni::Result;
-use cni::inspect::{Finding, Fix, LiveAttachment, NetworkView, Object, ObjectKind, Owner, Property, Usage, lacking};
+use cni::inspect::{
+    Finding, Fix, Id, LiveAttachment, NetworkView, Object, ObjectKind, Owner, Property, Usage, lacking,
+};
 use linux::netlink::nft::Nftables;
 
 use super::rule::{ListedMasquerade, REPAIR_HINT};
@@ -76,18 +78,19 @@ pub fn findings(network: &NetworkView<'_>, objects: &[&Object]) -> Result<Vec<Fi
             affected.len(),
             alive.len()
         );
-        Finding::fail(KIND.name, text)
+        Finding::fail(KIND.name, Id("masquerade-missing"), text)
     });
     let by_iptables = alive.iter().filter(|at| rules_of(at).iter().any(|rule| rule.backend == IPTABLES)).count();
     if by_iptables < alive.len() && super::is_cut_off(&mut Nftables::open()?)? {
         let text = "no packet reaches the masquerade rules: other networks cannot reply to containers";
-        let finding = Finding::fail(KIND.name, text).about(alive.iter().map(|at| at.subject.clone()));
+        let finding =
+            Finding::fail(KIND.name, Id("masquerade-cut-off"), text).about(alive.iter().map(|at| at.subject.clone()));
         findings.push(match alive.iter().any(|at| at.added.is_some()) {
             true => finding.remedy(REPAIR_HINT).fix(Fix::Repair),
             false => finding.remedy("the next add to the network restores the chain"),
         });
     } else if findings.is_empty() {
-        findings.push(Finding::ok(KIND.name, "all live containers have their rules"));
+        findings.push(Finding::ok(KIND.name, Id("masquerade-complete"), "all live containers have their rules"));
     }
     Ok(findings)
 }

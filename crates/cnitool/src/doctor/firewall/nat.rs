@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use cni::Result;
-use cni::inspect::{Finding, Object, Property, Subject};
+use cni::inspect::{Finding, Id, Object, Property, Subject};
 use linux::ip::Cidr;
 use linux::iptables::FAMILIES;
 use linux::netlink::nft::{BaseChain, Family, Hook, Nftables, Table};
@@ -145,7 +145,10 @@ fn published_ports(node: &Node, network: &Network, all: &[Nat]) -> Vec<Finding> 
     let describe = |(rule, (chain, subjects)): (String, (String, Vec<Subject>))| {
         let what = format!("a rule of chain {chain} leads a published port elsewhere, before the plugin does");
         let remedy = "decide which one needs the port, and remove the rule where it was added, or publish another port";
-        Finding::fail(PORTMAP, what).about(subjects).about([Subject::new("rule", rule)]).remedy(remedy)
+        Finding::fail(PORTMAP, Id("portmap-port-taken"), what)
+            .about(subjects)
+            .about([Subject::new("rule", rule)])
+            .remedy(remedy)
     };
     by_rule.into_iter().map(describe).collect()
 }
@@ -192,6 +195,6 @@ impl Nat {
         let remedy =
             "decide whether these packets need that source; if not, remove or change the rule where it was added";
         let subjects = [Subject::new("rule", first.name.as_str()), Subject::link(bridge)];
-        Some(Finding::warn(CHECK, what).about(subjects).remedy(remedy))
+        Some(Finding::warn(CHECK, Id("source-translated"), what).about(subjects).remedy(remedy))
     }
 }

@@ -212,7 +212,7 @@ impl<'a, 'b> Walk<'a, 'b> {
 
 #[cfg(test)]
 mod tests {
-    use linux::netlink::nft::{ConnectionStates, Family, LinkPattern, Property, Side};
+    use linux::netlink::nft::{Family, LinkPattern, Property, Side};
 
     use super::*;
 

@@ -55,8 +55,8 @@ fn read_reachable(base: &str, mut read: impl FnMut(&str) -> Result<Vec<Rule>>) -
 /// The elements of the sets that rules of a table name.
 type Sets = BTreeMap<String, Vec<Element>>;
 
-/// Converts a rule of nf_tables, for each verdict that it can have. Conditions about the index of a link become conditions
-/// about its name, and those about a set conditions about its elements.
+/// Converts a rule of nf_tables, for each verdict that it can have. Conditions about the index of a link become
+/// conditions about its name, and those about a set conditions about its elements.
 fn of_nftables(table: Table<'_>, rule: &nft::Rule, links: &[Link], sets: &Sets) -> Vec<Rule> {
     let verdict = |verdict: &nft::Verdict| match verdict {
         nft::Verdict::Accept => Verdict::Accept,
