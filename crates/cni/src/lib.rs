@@ -17,6 +17,7 @@
 //! This crate does not depend on any plugin. The kernel is the subject of the crate [`linux`].
 
 mod args;
+pub mod calls;
 mod collector;
 mod config;
 mod delegate;

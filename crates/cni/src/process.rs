@@ -5,9 +5,11 @@ mod help;
 
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
+use std::time::Instant;
 
 use linux::process::{self as host, Stdin};
 
+use crate::calls;
 use crate::config::{self, Head};
 use crate::error::{Code, Context, Error, Result};
 use crate::json;
@@ -98,7 +100,12 @@ fn answer(
     let outcome = Request::read(env).and_then(|request| match request {
         Request::About => Ok(about(plugin, argument)),
         Request::Version => Ok(success(versions())),
-        request => serve(plugin, delegates, request, env, stdin, print).map(|()| success(Vec::new())),
+        request => {
+            let (command, began) = (request.command().to_owned(), Instant::now());
+            let outcome = serve(plugin, delegates, request, env, stdin, print);
+            calls::count(plugin.name(), &command, began.elapsed(), outcome.as_ref().err().map(Error::code));
+            outcome.map(|()| success(Vec::new()))
+        }
     });
     outcome.unwrap_or_else(|error| refusal(&error))
 }

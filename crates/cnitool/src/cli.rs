@@ -77,6 +77,10 @@ pub(crate) enum Command {
     Metrics {
         output: Option<PathBuf>,
     },
+    /// Starts or stops the counting of calls.
+    CountCalls {
+        enable: bool,
+    },
     Validate {
         paths: Vec<PathBuf>,
         strict: bool,

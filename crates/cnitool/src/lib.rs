@@ -91,6 +91,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Show { network, json } => show::run(network.as_deref(), json),
         Command::Prune { network, dry_run, force, json } => prune::run(network.as_deref(), dry_run, force, json),
         Command::Metrics { output } => metrics::run(output.as_deref()),
+        Command::CountCalls { enable } => metrics::count_calls(enable),
         Command::Repair { network, json } => {
             return repair::run(network.as_deref(), json).map(|healthy| if healthy { DONE } else { UNHEALTHY });
         }

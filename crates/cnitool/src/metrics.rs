@@ -1,13 +1,15 @@
 //! `cnitool metrics`: numbers about this node in the text format of Prometheus, as the textfile collector of
 //! node_exporter reads it.
 //!
-//! Only what can be counted now. Failed calls leave no trace that could be counted: the log has them.
+//! What can be counted now, and the calls that plugins have counted if an operator wants that.
 
 use std::fmt::Write;
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
+use cni::calls::{self, BOUNDS, CODES, COMMANDS, Calls, Counted};
 use cni::inspect::{Lease, LeaseHolder, ObjectKind, Range};
 use cni::{Code, Context, Error, Result};
 
@@ -23,6 +25,19 @@ pub(crate) fn run(output: Option<&Path>) -> Result<()> {
     match output {
         None => out::print(text),
         Some(path) => write(path, &text).context(|| format!("write {}", path.display())),
+    }
+}
+
+/// Lets plugins count their calls, or stops that and deletes what they counted.
+pub(crate) fn count_calls(enable: bool) -> Result<()> {
+    if enable {
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(calls::DIR);
+        created.context(|| format!("create {}", calls::DIR))?;
+        return out::print(format!("plugins count calls in {} until the next boot\n", calls::DIR));
+    }
+    match fs::remove_dir_all(calls::DIR) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).context(|| format!("remove {}", calls::DIR)),
+        _ => out::print("plugins do not count calls\n"),
     }
 }
 
@@ -49,12 +64,7 @@ fn text(node: &Node) -> String {
     let mut text = String::new();
     let mut metric = |name: &str, help: &str, samples: Vec<Sample>| {
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
-        for Sample { labels, value } in samples {
-            let labels: Vec<String> =
-                labels.iter().map(|(label, value)| format!("{label}=\"{}\"", escape(value))).collect();
-            let braces = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-            let _ = writeln!(text, "{name}{braces} {value}");
-        }
+        samples.iter().for_each(|sample| sample.write(name, &mut text));
     };
     let version = env!("CARGO_PKG_VERSION");
     metric("cnitool_build_info", "Version of cnitool, with the value 1.", vec![Sample::new([("version", version)], 1)]);
@@ -98,8 +108,59 @@ fn text(node: &Node) -> String {
     );
     metric("cni_unreadable_results", "Entries of the result cache that cannot be read.", of_node(node.corrupt.len()));
     let help = "Things that could not be inspected, for example without root. The other numbers may be too small.";
-    metric("cni_not_inspected", help, of_node(node.unseen.len()));
+    let counted = calls::counted();
+    let unseen =
+        node.unseen.len() + counted.as_ref().map_or(1, |counted| counted.iter().flat_map(|c| &c.unreadable).count());
+    metric("cni_not_inspected", help, of_node(unseen));
+    if let Ok(Some(counted)) = counted {
+        write_calls(&counted, &mut text);
+    }
     text
+}
+
+/// Writes the calls that plugins have counted.
+fn write_calls(counted: &Counted, text: &mut String) {
+    let all = counted.plugins.iter().flat_map(|(plugin, calls)| {
+        COMMANDS
+            .iter()
+            .zip(calls)
+            .map(move |(command, calls)| ([("plugin", plugin.as_str()), ("command", *command)], calls))
+    });
+    let called: Vec<_> = all.filter(|(_, calls)| **calls != Calls::default()).collect();
+    let name = "cni_call_duration_seconds";
+    let _ = writeln!(text, "# HELP {name} Durations of calls of plugins, without delegates in the same process.");
+    let _ = writeln!(text, "# TYPE {name} histogram");
+    for (labels, calls) in &called {
+        let mut total = 0_u64;
+        let bounds = BOUNDS.iter().map(|micros| seconds(*micros)).chain(["+Inf".to_owned()]);
+        for (bound, count) in bounds.zip(calls.durations) {
+            total = total.wrapping_add(count);
+            let labels = [labels[0], labels[1], ("le", bound.as_str())];
+            Sample::new(labels, total.into()).write(&format!("{name}_bucket"), text);
+        }
+        let _ = writeln!(text, "{name}_sum{} {}", braces(&Sample::new(*labels, 0).labels), seconds(calls.micros));
+        Sample::new(*labels, total.into()).write(&format!("{name}_count"), text);
+    }
+    let name = "cni_call_failures_total";
+    let _ = writeln!(text, "# HELP {name} Calls of plugins that failed, by error code.\n# TYPE {name} counter");
+    for (labels, calls) in &called {
+        let codes = CODES.iter().map(u32::to_string).chain(["other".to_owned()]);
+        for (code, count) in codes.zip(calls.failures).filter(|(_, count)| *count > 0) {
+            Sample::new([labels[0], labels[1], ("code", code.as_str())], count.into()).write(name, text);
+        }
+    }
+}
+
+/// Returns a number of microseconds in seconds, as a decimal fraction without needless zeroes.
+fn seconds(micros: u64) -> String {
+    let text = format!("{}.{:06}", micros / 1_000_000, micros % 1_000_000);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// Returns labels in the text format.
+fn braces(labels: &[(&str, String)]) -> String {
+    let labels: Vec<String> = labels.iter().map(|(label, value)| format!("{label}=\"{}\"", escape(value))).collect();
+    if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) }
 }
 
 /// A value, and the labels that distinguish it.
@@ -111,6 +172,10 @@ struct Sample {
 impl Sample {
     fn new<const N: usize>(labels: [(&'static str, &str); N], value: u128) -> Sample {
         Sample { labels: labels.map(|(label, value)| (label, value.to_owned())).into(), value }
+    }
+
+    fn write(&self, name: &str, text: &mut String) {
+        let _ = writeln!(text, "{name}{} {}", braces(&self.labels), self.value);
     }
 }
 
@@ -159,5 +224,12 @@ mod tests {
     #[test]
     fn labels_are_escaped() {
         assert_eq!(escape("a\"b\\c\nd"), r#"a\"b\\c\nd"#);
+    }
+
+    #[test]
+    fn seconds_have_no_needless_zeroes() {
+        for (micros, want) in [(0, "0"), (500, "0.0005"), (1_000_000, "1"), (10_200_000, "10.2"), (1, "0.000001")] {
+            assert_eq!(seconds(micros), want);
+        }
     }
 }

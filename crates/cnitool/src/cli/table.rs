@@ -153,7 +153,7 @@ sends packets between them, to a published port too, lets doctor and repair
 find and restore flushed rules, collects garbage, and removes everything. Each
 step is shown with its time and the command that does the same by hand. Needs
 the plugins bridge, firewall, host-local, loopback and portmap in CNI_PATH, and
-root or user namespaces. Without nf_tables in the kernel, it omits what needs it.",
+root or user namespaces. On a kernel without nf_tables, it omits what needs it.",
         environment: &[CNI_PATH, NO_COLOR],
         unhealthy: None,
     },
@@ -326,13 +326,17 @@ With <network>, reports only findings about this network and about the host.",
     Spec {
         name: "metrics",
         operands: &[],
-        build: |args| Ok(Command::Metrics { output: args.value("--output") }),
+        build: |args| match (args.has("--enable"), args.has("--disable"), args.value("--output")) {
+            (false, false, output) => Ok(Command::Metrics { output }),
+            (enable, disable, None) if enable != disable => Ok(Command::CountCalls { enable }),
+            _ => Err("metrics: give only one of --output, --enable and --disable (see metrics --help)".to_owned()),
+        },
         summary: "print numbers about this node for Prometheus",
-        options: &[Opt {
-            name: "--output",
-            value: Some(Value::File),
-            meaning: "replace this file atomically, mode 644",
-        }],
+        options: &[
+            Opt { name: "--output", value: Some(Value::File), meaning: "replace this file atomically, mode 644" },
+            flag("--enable", "let plugins count calls from now on, until a reboot"),
+            flag("--disable", "stop that, and delete what was counted"),
+        ],
         text: "\
 Prints the text format of Prometheus: used and free addresses, attachments by
 state, stale leases, published ports, and whether everything could be
@@ -341,7 +345,10 @@ file whose name ends in .prom:
 
   cnitool metrics --output /var/lib/prometheus/node-exporter/cnitool.prom
 
-A reader sees the old file or the new one, never a part. Changes nothing else.",
+A reader sees the old file or the new one, never a part. Changes nothing else.
+
+With --enable, each plugin also counts its calls, failures and durations, in
+files in /run/cni0/calls. This takes a few microseconds per call.",
         environment: &[NETCONFPATH],
         unhealthy: None,
     },

@@ -18,23 +18,31 @@ type Metrics = BTreeMap<String, f64>;
 fn parse(text: &str) -> Metrics {
     assert!(text.ends_with('\n'), "the last line must end");
     let (mut metrics, mut seen) = (Metrics::new(), BTreeSet::new());
-    let mut current = String::new();
+    let (mut current, mut is_histogram) = (String::new(), false);
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
         if let Some(help) = line.strip_prefix("# HELP ") {
             let (name, help) = help.split_once(' ').unwrap();
             assert!(!help.is_empty() && seen.insert(name.to_owned()), "{line}");
-            assert_eq!(lines.next(), Some(format!("# TYPE {name} gauge").as_str()));
+            let kind = lines.next().unwrap().strip_prefix(&format!("# TYPE {name} ")).unwrap();
+            assert!(["gauge", "counter", "histogram"].contains(&kind), "{kind}");
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
+            is_histogram = kind == "histogram";
             current = name.to_owned();
             continue;
         }
         let (series, value) = line.rsplit_once(' ').unwrap();
         let name = series.split('{').next().unwrap();
-        assert_eq!(name, current, "{line}");
+        let suffix = name.strip_prefix(current.as_str()).unwrap_or_else(|| panic!("{line}"));
+        assert!(
+            if is_histogram { ["_bucket", "_sum", "_count"].contains(&suffix) } else { suffix.is_empty() },
+            "{line}"
+        );
         assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{line}");
         check_labels(&series[name.len()..]);
-        let value: u128 = value.parse().unwrap_or_else(|error| panic!("{error}: {line}"));
-        assert!(metrics.insert(series.to_owned(), value as f64).is_none(), "twice: {line}");
+        let value: f64 = value.parse().unwrap_or_else(|error| panic!("{error}: {line}"));
+        assert!(suffix == "_sum" || value.fract() == 0.0, "{line}");
+        assert!(metrics.insert(series.to_owned(), value).is_none(), "twice: {line}");
     }
     metrics
 }
@@ -102,6 +110,44 @@ fn everything_is_counted() {
         ("cni_unreadable_results".to_owned(), 1.0),
     ] {
         assert_eq!(found.get(&name), Some(&value), "{name} in {found:#?}");
+    }
+}
+
+#[test]
+fn calls_are_counted_from_enable_to_disable() {
+    let host = host("10.216.0.0/24");
+    let count_of = |found: &Metrics, labels: &str| {
+        found.get(&format!("cni_call_duration_seconds_count{{{labels}}}")).copied().unwrap_or_default()
+    };
+    let (add, del) = (r#"plugin="bridge",command="ADD""#, r#"plugin="bridge",command="DEL""#);
+    attach(&host, "before");
+    assert!(!metrics(&host).keys().any(|series| series.starts_with("cni_call_")), "off by default");
+    assert_eq!(host.run("metrics --enable").status, Some(0));
+    assert_eq!(fs::metadata(cni::calls::DIR).unwrap().permissions().mode() & 0o777, 0o700);
+
+    let blue = attach(&host, "blue");
+    let taken = failure(&host.call("add pods /run/netns/blue").run());
+    assert!(taken.contains("(") && !blue.is_empty(), "{taken}");
+    host.run("del pods /run/netns/blue").silent();
+    fs::write("/run/cni0/calls/bridge.1", "garbage").unwrap();
+    let found = metrics(&host);
+    assert_eq!((count_of(&found, add), found["cni_not_inspected"]), (2.0, 1.0), "{found:#?}");
+    assert!(count_of(&found, del) >= 1.0, "{found:#?}");
+    let bucket = |le: &str| found[&format!("cni_call_duration_seconds_bucket{{{add},le=\"{le}\"}}")];
+    assert!(bucket("0.0005") <= bucket("0.05") && bucket("+Inf") == 2.0, "{found:#?}");
+    assert!(found[&format!("cni_call_duration_seconds_sum{{{add}}}")] > 0.0);
+    let failures: f64 =
+        found.iter().filter(|(series, _)| series.starts_with("cni_call_failures_total")).map(|(_, n)| n).sum();
+    assert_eq!(failures, 1.0, "{found:#?}");
+    assert!(found.keys().any(|series| series.starts_with(&format!("cni_call_failures_total{{{add},code=\""))));
+
+    assert_eq!(host.run("metrics --disable").status, Some(0));
+    attach(&host, "after");
+    assert!(!fs::exists(cni::calls::DIR).unwrap() && host.run("metrics --disable").status == Some(0));
+    for words in ["metrics --enable --disable", "metrics --enable --output x"] {
+        let outcome = host.run(words);
+        assert_eq!(outcome.status, Some(2));
+        assert!(outcome.stderr.contains("only one of --output, --enable and --disable"), "{outcome:?}");
     }
 }
 
