@@ -16,6 +16,8 @@ mod plugins;
 mod report;
 mod routes;
 
+use std::collections::BTreeMap;
+
 use cni::Result;
 
 use crate::node::{Network, Node};
@@ -44,6 +46,34 @@ impl Selection {
     }
 }
 
+/// Numbers of findings by network, identifier and level.
+pub(crate) type Counts = BTreeMap<(Option<String>, &'static str, &'static str), usize>;
+
+/// Counts the findings for which no plugin has to be called. Returns the node, too.
+pub(crate) fn count(node: Node) -> (Node, Result<Counts>) {
+    let scope = Selection { node, network: None };
+    let mut report = Report::new(Output::Json, false);
+    let counts = look(&scope, &mut report).map(|_| report.counts());
+    (scope.node, counts)
+}
+
+/// Makes all checks that call no plugin. Returns the live containers.
+fn look<'a>(scope: &'a Selection, report: &mut Report) -> Result<Vec<containers::Live<'a>>> {
+    config::check(scope, report);
+    plugins::find(scope, report);
+    kernel::check(scope, report)?;
+    firewall::check(scope, report)?;
+    let live = containers::live(&scope.node)?;
+    objects::check(scope, &live, report);
+    link::check(scope, report)?;
+    routes::check(scope, &live, report)?;
+    neighbours::check(scope, &live, report)?;
+    leases::check(scope, report);
+    containers::check(scope, &live, report);
+    duplicates::check(scope, &live, report);
+    Ok(live)
+}
+
 /// Checks the host and its networks, or one network. Returns false if there is a failure.
 pub(crate) fn run(network: Option<&str>, quiet: bool, as_json: bool) -> Result<bool> {
     let node = Node::inspect()?;
@@ -51,18 +81,7 @@ pub(crate) fn run(network: Option<&str>, quiet: bool, as_json: bool) -> Result<b
     let scope = Selection { node, network: network.map(str::to_owned) };
     let output = if as_json { Output::Json } else { Output::text() };
     let mut report = Report::new(output, quiet);
-    config::check(&scope, &mut report);
-    plugins::find(&scope, &mut report);
-    kernel::check(&scope, &mut report)?;
-    firewall::check(&scope, &mut report)?;
-    let live = containers::live(&scope.node)?;
-    objects::check(&scope, &live, &mut report);
-    link::check(&scope, &mut report)?;
-    routes::check(&scope, &live, &mut report)?;
-    neighbours::check(&scope, &live, &mut report)?;
-    leases::check(&scope, &mut report);
-    containers::check(&scope, &live, &mut report);
-    duplicates::check(&scope, &live, &mut report);
+    let live = look(&scope, &mut report)?;
     // Plugins are called last: one that hangs must not delay other findings.
     let of_cni0 = plugins::identify(&scope, &mut report);
     calls::check(&scope, &of_cni0, &mut report);

@@ -13,15 +13,17 @@ use cni::calls::{self, BOUNDS, CODES, COMMANDS, Calls, Counted};
 use cni::inspect::{Lease, LeaseHolder, ObjectKind, Range};
 use cni::{Code, Context, Error, Result};
 
+use crate::doctor::Counts;
 use crate::node::{Network, Node, State, kinds_of};
-use crate::{file, leases, networks, out};
+use crate::{doctor, file, leases, networks, out};
 
 /// The mode of the file: everyone may read it, because the collector does not run as root.
 const MODE: u32 = 0o644;
 
 /// Prints the metrics, or replaces a file by them.
 pub(crate) fn run(output: Option<&Path>) -> Result<()> {
-    let text = text(&Node::inspect()?);
+    let (node, findings) = doctor::count(Node::inspect()?);
+    let text = text(&node, findings);
     match output {
         None => out::print(text),
         Some(path) => write(path, &text).context(|| format!("write {}", path.display())),
@@ -60,7 +62,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
 }
 
 /// Returns all metrics in the text format of Prometheus.
-fn text(node: &Node) -> String {
+fn text(node: &Node, findings: Result<Counts>) -> String {
     let mut text = String::new();
     let mut metric = |name: &str, help: &str, samples: Vec<Sample>| {
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
@@ -109,9 +111,16 @@ fn text(node: &Node) -> String {
     metric("cni_unreadable_results", "Entries of the result cache that cannot be read.", of_node(node.corrupt.len()));
     let help = "Things that could not be inspected, for example without root. The other numbers may be too small.";
     let counted = calls::counted();
-    let unseen =
-        node.unseen.len() + counted.as_ref().map_or(1, |counted| counted.iter().flat_map(|c| &c.unreadable).count());
+    let unreadable = counted.as_ref().map_or(1, |counted| counted.iter().flat_map(|found| &found.unreadable).count());
+    let unseen = node.unseen.len() + unreadable + usize::from(findings.is_err());
     metric("cni_not_inspected", help, of_node(unseen));
+    let sample = |((network, id, level), count): ((Option<String>, &str, &str), usize)| {
+        let labels = [("id", id), ("level", level), ("network", network.as_deref().unwrap_or_default())];
+        Sample::new(labels, count as u128)
+    };
+    let help =
+        "Findings of cnitool doctor that need no call of a plugin. The network is empty if one is about the host.";
+    metric("cni_findings", help, findings.into_iter().flatten().map(sample).collect());
     if let Ok(Some(counted)) = counted {
         write_calls(&counted, &mut text);
     }

@@ -6,6 +6,7 @@ use cni::inspect::{Command, Finding, Fix, Level, Subject};
 use cni::{Error, Result};
 use serde_json::{Value, json};
 
+use super::Counts;
 use crate::node::Node;
 use crate::out;
 use crate::table::{self, Paint, Tone};
@@ -114,6 +115,15 @@ impl Report {
             let is_about = about.as_deref() == Some(network) && finding.level > Level::Ok;
             is_about && finding.subjects.contains(subject)
         })
+    }
+
+    /// Counts the findings by network, identifier and level.
+    pub(super) fn counts(&self) -> Counts {
+        let mut counts = Counts::new();
+        for (network, finding) in &self.findings {
+            *counts.entry((network.clone(), finding.id.0, label(finding.level))).or_default() += 1;
+        }
+        counts
     }
 
     fn count(&self, level: Level) -> usize {

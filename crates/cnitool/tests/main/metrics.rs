@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use serde_json::json;
+use serde_json::{Value, json};
+use testing::{Process, document, skip};
 
 use crate::node::{attach, attach_with, host, leak, lose_namespace, network, powerless, snapshot};
 use crate::support::{Host, failure};
@@ -107,6 +108,7 @@ fn everything_is_counted() {
         (r#"cni_objects{network="pods",kind="portmap"}"#.to_owned(), 2.0),
         (r#"cni_objects{network="pods",kind="masquerade"}"#.to_owned(), 2.0),
         ("cni_broken_configurations".to_owned(), 1.0),
+        (r#"cni_findings{id="lease-left",level="warn",network="pods"}"#.to_owned(), 1.0),
         ("cni_unreadable_results".to_owned(), 1.0),
     ] {
         assert_eq!(found.get(&name), Some(&value), "{name} in {found:#?}");
@@ -115,7 +117,7 @@ fn everything_is_counted() {
 
 #[test]
 fn calls_are_counted_from_enable_to_disable() {
-    let host = host("10.216.0.0/24");
+    let host = host("10.253.16.0/24");
     let count_of = |found: &Metrics, labels: &str| {
         found.get(&format!("cni_call_duration_seconds_count{{{labels}}}")).copied().unwrap_or_default()
     };
@@ -148,6 +150,76 @@ fn calls_are_counted_from_enable_to_disable() {
         let outcome = host.run(words);
         assert_eq!(outcome.status, Some(2));
         assert!(outcome.stderr.contains("only one of --output, --enable and --disable"), "{outcome:?}");
+    }
+}
+
+/// Returns the words of a text that are names of metrics.
+fn names(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'));
+    words.filter(|word| word.starts_with("cni_") || word.starts_with("cnitool_build")).collect()
+}
+
+/// A host with a full range, an invalid configuration and a failed call, whose calls are counted.
+fn broken_host(subnet: &str) -> Host {
+    let host = host(subnet);
+    assert_eq!(host.run("metrics --enable").status, Some(0));
+    attach(&host, "blue");
+    let green = host.lab.netns("green");
+    failure(&host.run(&format!("add pods {}", green.display())));
+    host.configure("20-broken.conflist", "{");
+    host
+}
+
+#[test]
+fn rules_and_dashboard_use_metrics_that_exist() {
+    let found = metrics(&broken_host("10.253.17.0/30"));
+    let known: BTreeSet<&str> = found.keys().map(|series| series.split('{').next().unwrap()).collect();
+    let unseen = BTreeSet::from(["cni_ended_leases"]); // only with leases of a server
+    for file in ["cni0.rules.yml", "dashboard.json"] {
+        let text = document::read(&format!("deploy/prometheus/{file}"));
+        let used = names(&text);
+        assert!(used.len() > 5 && used.iter().all(|name| known.contains(name) || unseen.contains(name)), "{used:?}");
+    }
+}
+
+/// The metrics of a node with problems cause the alerts.
+#[test]
+fn the_rules_work_on_real_output() {
+    let promtool = |arguments: &[&str]| arguments.iter().fold(Process::new("promtool"), |call, word| call.arg(word));
+    if Process::new("sh").arg("-c").arg("command -v promtool").run().status != Some(0) {
+        return skip("the_rules_work_on_real_output", "there is no promtool (Debian's package prometheus)");
+    }
+    let host = broken_host("10.253.18.0/30");
+    let output = host.run("metrics").stdout;
+    let checked = promtool(&["check", "metrics"]).stdin(output.clone()).run();
+    assert_eq!((checked.status, checked.stderr.as_str()), (Some(0), ""), "{checked:?}");
+    let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/prometheus/cni0.rules.yml");
+    let own_tests = rules.replace("rules.yml", "test.yml");
+    let series: Vec<Value> = parse(&output)
+        .iter()
+        .map(|(name, value)| {
+            let is_counter = ["_total", "_bucket", "_count", "_sum"]
+                .iter()
+                .any(|end| name.split('{').next().unwrap().ends_with(end));
+            // A counter grows by its value every minute.
+            let growth = if is_counter { *value } else { 0.0 };
+            json!({ "series": name, "values": format!("{value}+{growth}x120") })
+        })
+        .collect();
+    let fires = ["CniBrokenConfiguration", "CniCallsFail", "CniFailure", "CniNoAddressesLeft"];
+    let samples: Vec<Value> =
+        fires.iter().map(|name| json!({ "labels": format!("{{alertname=\"{name}\"}}"), "value": 1 })).collect();
+    let firing = format!("group by (alertname) (ALERTS{{alertstate=\"firing\",alertname=~\"{}\"}})", fires.join("|"));
+    let test = json!({
+        "rule_files": [rules], "evaluation_interval": "1m",
+        "tests": [{ "interval": "1m", "input_series": series,
+            "promql_expr_test": [{ "expr": firing, "eval_time": "110m", "exp_samples": samples }] }],
+    });
+    let file = host.lab.dir().join("test.yml");
+    fs::write(&file, test.to_string()).unwrap();
+    for tests in [own_tests.as_str(), file.to_str().unwrap()] {
+        let outcome = promtool(&["test", "rules", tests]).run();
+        assert_eq!(outcome.status, Some(0), "{outcome:?}\n{output}");
     }
 }
 
