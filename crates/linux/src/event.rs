@@ -100,7 +100,8 @@ impl AsFd for Alarm {
     }
 }
 
-/// A descriptor that becomes readable when a signal asks this process to end, by SIGTERM or SIGINT.
+/// A descriptor that becomes readable when a signal asks this process to end: SIGTERM, SIGINT, or SIGHUP when its
+/// terminal is gone.
 #[derive(Debug)]
 pub struct EndRequests {
     signals: SignalFd,
@@ -110,8 +111,7 @@ impl EndRequests {
     /// Blocks the signals, so that only this descriptor reports them.
     pub fn open() -> io::Result<EndRequests> {
         let mut signals = SigSet::empty();
-        signals.add(Signal::SIGTERM);
-        signals.add(Signal::SIGINT);
+        [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().for_each(|signal| signals.add(signal));
         signals.thread_block()?;
         Ok(EndRequests { signals: SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)? })
     }

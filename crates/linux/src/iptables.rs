@@ -91,6 +91,14 @@ impl Tools {
         Ok(Some(LegacyTable { lines: listing.lines().map(str::to_owned).collect(), save, restore }))
     }
 
+    /// Returns the lines of a legacy table with the packets and bytes of each rule, as `iptables-save -c` prints them;
+    /// `None` as for [`legacy_table`](Tools::legacy_table).
+    pub fn legacy_counters(&self, name: &str) -> Result<Option<Vec<String>>> {
+        let Some(LegacyTable { save, .. }) = self.legacy_table(name)? else { return Ok(None) };
+        let listing = tool::run(save, &["-c", "-t", name], "", TIMEOUT)?;
+        Ok(Some(listing.lines().map(str::to_owned).collect()))
+    }
+
     /// Returns the legacy table with this name if something uses it: it has rules, chains of its own, or a policy other
     /// than ACCEPT. An empty one may be left from a program that listed it.
     pub fn legacy_table_in_use(&self, name: &str) -> Result<Option<LegacyTable>> {

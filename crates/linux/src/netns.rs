@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use nix::fcntl::OFlag;
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
@@ -71,6 +71,21 @@ impl Netns {
         let made = made.map_err(|_| Error::bug("a thread panicked"));
         made.and_then(|made| made.map_err(|errno| with_namespace_kind(errno.into()))).context(what)?;
         Netns::open(path)
+    }
+
+    /// Removes what [`create`](Netns::create) has made at `path`. Succeeds if there is nothing. The namespace exists on
+    /// while something uses it.
+    pub fn remove(path: &Path) -> Result<()> {
+        let what = || format!("remove the network namespace {path:?}");
+        match umount2(path, MntFlags::MNT_DETACH) {
+            // Nothing is mounted there, or there is no such file.
+            Ok(()) | Err(nix::Error::EINVAL | nix::Error::ENOENT) => {}
+            Err(errno) => return Err(io::Error::from(errno)).context(what),
+        }
+        match fs::remove_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            outcome => outcome.context(what),
+        }
     }
 
     /// Returns the namespace of the calling thread.

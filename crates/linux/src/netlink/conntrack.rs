@@ -201,6 +201,21 @@ impl Conntrack {
         }
     }
 
+    /// Returns the address to which replies to packets from `from` to `to` are sent: `from`, unless its source was
+    /// translated. `None` if the kernel has no entry for such packets.
+    pub fn reply_destination(&mut self, from: IpAddr, to: IpAddr) -> Result<Option<IpAddr>> {
+        let Some(socket) = &mut self.socket else { return Ok(None) };
+        let listed = socket.list(&list_flows(wire::family(from)), NEW, |payload| {
+            let Flow { original, reply, .. } = Flow::read(payload)?;
+            let is_wanted = (original.source, original.destination) == (Some(from), Some(to));
+            Ok(reply.destination.filter(|_| is_wanted))
+        });
+        match listed {
+            Err(error) if error.errno() == Some(libc::EINVAL) => Ok(None),
+            listed => Ok(listed.context(|| "list connection tracking entries")?.first().copied()),
+        }
+    }
+
     /// Deletes the entries that match any of `filters`, and no others. Succeeds if the kernel has no connection
     /// tracking.
     pub fn delete(&mut self, filters: &[FlowFilter]) -> Result<()> {

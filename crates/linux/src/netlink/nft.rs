@@ -13,6 +13,7 @@ mod rule;
 mod set;
 mod spec;
 mod table;
+mod trace;
 mod userdata;
 mod value;
 
@@ -36,6 +37,7 @@ pub(super) use set::read_name as read_set_name;
 pub use set::{Element, Elements, MapsTo, Set, SetSpec};
 pub use spec::RuleSpec;
 pub use table::{BaseChain, Chain, Family, Hook, Table};
+pub use trace::{Trace, TraceEvent};
 pub use userdata::UserData;
 pub use value::{DataType, Value};
 

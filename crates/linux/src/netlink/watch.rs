@@ -46,7 +46,10 @@ impl Watch {
             Event::Ipv6Address => libc::RTNLGRP_IPV6_IFADDR,
             Event::Ipv6Route => libc::RTNLGRP_IPV6_ROUTE,
         };
-        Ok(Watch { notifications: Notifications::route(group).context(|| "subscribe to notifications of the kernel")? })
+        Ok(Watch {
+            notifications: Notifications::open(NlFamily::Route, group)
+                .context(|| "subscribe to notifications of the kernel")?,
+        })
     }
 
     /// Discards the notifications that have arrived, without waiting. A caller that waits for the watch itself queries
@@ -127,8 +130,7 @@ impl Watch {
                 Some(false) => return Ok(false),
                 None => {}
             }
-            let mut either =
-                [sys::borrow(&self.notifications.socket), until].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            let mut either = [self.notifications.fd(), until].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
             // The last notification may have arrived at the same time as the exit; the caller then queries the link.
             if !deadline.poll(&mut either)? || either.last().and_then(PollFd::any).unwrap_or(true) {
                 return Ok(false);
@@ -139,7 +141,7 @@ impl Watch {
 
 impl AsFd for Watch {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        sys::borrow(&self.notifications.socket)
+        self.notifications.fd()
     }
 }
 
@@ -170,7 +172,7 @@ impl Netlink {
 
 /// A socket that receives notifications. Separate from the socket for requests, so that no notification is taken for an
 /// answer.
-struct Notifications {
+pub(super) struct Notifications {
     socket: NlSocket,
 }
 
@@ -181,8 +183,9 @@ impl fmt::Debug for Notifications {
 }
 
 impl Notifications {
-    fn route(group: u32) -> Result<Notifications> {
-        let socket = NlSocket::new(NlFamily::Route)?;
+    /// Subscribes to a group of a family in the namespace of the calling thread.
+    pub(super) fn open(family: NlFamily, group: u32) -> Result<Notifications> {
+        let socket = NlSocket::new(family)?;
         socket.bind(None, Groups::new_groups(&[group]))?;
         Ok(Notifications { socket })
     }
@@ -194,14 +197,18 @@ impl Notifications {
             if let Some(whole) = self.read(&mut each)? {
                 return Ok(Some(whole));
             }
-            if !deadline.readable(sys::borrow(&self.socket))? {
+            if !deadline.readable(self.fd())? {
                 return Ok(None);
             }
         }
     }
 
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        sys::borrow(&self.socket)
+    }
+
     /// Like [`Notifications::next`] without waiting: `None` if there is none.
-    fn read(&mut self, mut each: impl FnMut(&Message<'_>) -> Result<()>) -> Result<Option<bool>> {
+    pub(super) fn read(&mut self, mut each: impl FnMut(&Message<'_>) -> Result<()>) -> Result<Option<bool>> {
         let mut buffer = [0; BUFFER];
         match receive(&self.socket, &mut buffer) {
             Ok(len) => {
@@ -220,7 +227,7 @@ impl Notifications {
     /// Waits for any notification; `false` at the deadline. The content is ignored: callers query the current state
     /// afterwards.
     fn wait(&mut self, deadline: Deadline) -> Result<bool> {
-        if !deadline.readable(sys::borrow(&self.socket))? {
+        if !deadline.readable(self.fd())? {
             return Ok(false);
         }
         self.discard().map(|()| true)

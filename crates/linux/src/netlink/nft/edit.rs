@@ -6,7 +6,7 @@ use neli::consts::nl::NlmF;
 
 use super::message::{
     CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, DELCHAIN, DELRULE, HEADER, HOOK_PLACE, HOOK_PRIORITY, NEWCHAIN,
-    NEWRULE, NEWTABLE, RULE_CHAIN, RULE_HANDLE, RULE_POSITION, TABLE,
+    NEWRULE, NEWTABLE, RULE_CHAIN, RULE_HANDLE, RULE_POSITION, TABLE, TABLE_FLAGS,
 };
 use super::rule::Rule;
 use super::spec::RuleSpec;
@@ -30,6 +30,16 @@ impl Edit {
     /// Creates a table unless it exists.
     pub fn add_table(table: Table<'_>) -> Edit {
         let request = about(NEWTABLE, NlmF::CREATE, table);
+        Edit::new(request, "add table", None)
+    }
+
+    /// Creates a table that belongs to the socket: only the socket can change it, and the kernel removes it when the
+    /// socket is closed. Needs Linux 5.12.
+    pub fn add_owned_table(table: Table<'_>) -> Edit {
+        // linux/netfilter/nf_tables.h: NFT_TABLE_F_OWNER
+        const OWNER: u32 = 1 << 1;
+        let mut request = about(NEWTABLE, NlmF::CREATE | NlmF::EXCL, table);
+        request.attr(TABLE_FLAGS, &OWNER.to_be_bytes());
         Edit::new(request, "add table", None)
     }
 

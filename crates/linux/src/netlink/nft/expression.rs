@@ -87,6 +87,7 @@ impl Field {
     pub const PROTOCOL: Field = Field::meta(16, 1);
     /// To whom a frame is addressed: see [`TO_HOST`](Self::TO_HOST).
     pub const PACKET_TYPE: Field = Field::meta(19, 1);
+    pub(super) const ETHER_TYPE: Field = Field::meta(1, 2);
     pub(super) const NETWORK_PROTOCOL: Field = Field::meta(15, 1);
     /// The destination MAC address.
     pub const DESTINATION_MAC: Field = Field::payload(Header::Link, 0, 6);

@@ -18,8 +18,10 @@ pub(super) const GETRULE: u16 = 7;
 pub(super) const DELRULE: u16 = 8;
 pub(super) const NEWGEN: u16 = 15;
 pub(super) const GETGEN: u16 = 16;
+pub(super) const TRACE: u16 = 17;
 /// The attribute with the table name, in messages about tables, chains and rules.
 pub(super) const TABLE: u16 = 1;
+pub(super) const TABLE_FLAGS: u16 = 2;
 pub(super) const CHAIN_NAME: u16 = 3;
 pub(super) const CHAIN_HOOK: u16 = 4;
 pub(super) const CHAIN_POLICY: u16 = 5;
