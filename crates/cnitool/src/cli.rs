@@ -8,8 +8,10 @@ mod table;
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use crate::suggest::nearest;
+use crate::trial;
 use table::COMMANDS;
 
 pub(crate) use completion::candidates;
@@ -74,6 +76,7 @@ pub(crate) enum Command {
         quiet: bool,
         json: bool,
     },
+    Test(trial::Options),
     Metrics {
         output: Option<PathBuf>,
     },
@@ -150,6 +153,8 @@ enum Value {
     Plugin,
     Name,
     Subnet,
+    Address,
+    Number,
 }
 
 impl Value {
@@ -164,6 +169,8 @@ impl Value {
             Value::Plugin => "<plugin>",
             Value::Name => "<name>",
             Value::Subnet => "<subnet>",
+            Value::Address => "<address>",
+            Value::Number => "<n>",
         }
     }
 }
@@ -200,6 +207,13 @@ impl Arguments {
     fn values(&self, name: &str) -> Vec<String> {
         let given = self.options.iter().filter(|option| option.name == name);
         given.filter_map(|option| Some(option.value.as_ref()?.to_string_lossy().into_owned())).collect()
+    }
+
+    /// Parses the value of an option; the last one, if it is given several times. The error says what was `expected`.
+    fn parsed<T: FromStr>(&self, name: &str, expected: &str) -> Result<Option<T>, String> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        let parsed = value.to_str().and_then(|text| text.parse().ok());
+        parsed.map(Some).ok_or_else(|| format!("{name}: expected {expected}, got {value:?}"))
     }
 
     /// Returns the next operand.

@@ -1,7 +1,6 @@
 //! `cnitool demo`: shows on two containers how CNI works, with real plugins, without changing the host.
 
 mod faults;
-mod ping;
 mod port;
 mod print;
 mod stage;
@@ -20,9 +19,10 @@ use serde_json::{Map, json};
 
 use crate::chain::{Chain, Endpoint};
 use crate::conf::{self, NetworkList};
-use crate::table::{Paint, Tone, WIDTH};
+use crate::echo::{Echo, Ping};
+use crate::table::{Paint, Tone, WIDTH, duration};
 use crate::{init, out};
-use print::{commands, files, lines, show, timed, wrapped};
+use print::{commands, files, lines, timed, wrapped};
 
 /// The directory of configurations, in place of /etc/cni/net.d.
 const CONFIGURATIONS: &str = "/run/net.d";
@@ -89,7 +89,7 @@ impl Demo {
     /// Prints the title of a step and the time it took.
     fn title(&mut self, text: &str, time: Option<Duration>) -> Result<()> {
         self.step += 1;
-        let time = time.map(show).unwrap_or_default();
+        let time = time.map(duration).unwrap_or_default();
         let text = format!("{:2}  {text}", self.step);
         let gap = WIDTH.saturating_sub(text.chars().count() + time.len());
         let time = if time.is_empty() { time } else { " ".repeat(gap) + &time };
@@ -187,7 +187,8 @@ impl Demo {
         let home = Netns::current()?;
         for (title, from, to) in [("Container to container", "blue", green), ("Container to gateway", "green", GATEWAY)]
         {
-            let time = Netns::open(&netns(from))?.run(&home, || ping::ping(to))?;
+            let time = Netns::open(&netns(from))?.run(&home, || Echo::open(to.into()))?.ping(&Ping::to(to.into()))?;
+            let time = time.ok_or_else(|| Error::new(Code::TRY_LATER, format!("ping {to}: no answer")))?;
             self.title(title, Some(time))?;
             commands([format!("ip netns exec {from} ping -c 1 {to}")])?;
             lines("1 packet sent, 1 received, 0% packet loss\n")?;

@@ -7,6 +7,7 @@ mod commands;
 mod conf;
 mod demo;
 mod doctor;
+mod echo;
 mod file;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -29,6 +30,7 @@ mod settings;
 mod show;
 mod suggest;
 mod table;
+mod trial;
 mod validate;
 mod watch;
 
@@ -46,8 +48,8 @@ const DONE: u8 = 0;
 const FAILED: u8 = 1;
 /// Exit code of an invalid command line.
 const USAGE: u8 = 2;
-/// Exit code of `doctor` if it found a failure, of `repair` if an attachment is still wrong, and of `validate` if a
-/// file is invalid.
+/// Exit code of `doctor` if it found a failure, of `test` if a probe failed, of `repair` if an attachment is still
+/// wrong, and of `validate` if a file is invalid.
 const UNHEALTHY: u8 = 3;
 
 /// Runs the command in the arguments of this process.
@@ -92,6 +94,9 @@ fn run(command: Command) -> Result<u8> {
         Command::Prune { network, dry_run, force, json } => prune::run(network.as_deref(), dry_run, force, json),
         Command::Metrics { output } => metrics::run(output.as_deref()),
         Command::CountCalls { enable } => metrics::count_calls(enable),
+        Command::Test(options) => {
+            return trial::run(&options).map(|healthy| if healthy { DONE } else { UNHEALTHY });
+        }
         Command::Repair { network, json } => {
             return repair::run(network.as_deref(), json).map(|healthy| if healthy { DONE } else { UNHEALTHY });
         }

@@ -41,6 +41,11 @@ pub(crate) fn one_line(error: &Error) -> String {
     pieces.join(" ")
 }
 
+/// Replaces the line on stderr, for a terminal.
+pub(crate) fn progress(line: &str) {
+    let _ = write!(io::stderr(), "\r\x1b[K{}", sanitize(line));
+}
+
 /// Writes an error to stderr.
 pub(crate) fn print_error(error: &Error) {
     warn(&one_line(error));

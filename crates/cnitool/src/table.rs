@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use linux::process;
 
@@ -232,6 +233,16 @@ pub(crate) fn bar(used: u128, all: u128, width: usize) -> String {
     };
     let filled = usize::try_from(filled).unwrap_or(width).min(width);
     format!("[{}{}]", "#".repeat(filled), "-".repeat(width - filled))
+}
+
+/// Formats a time for a reader.
+pub(crate) fn duration(time: Duration) -> String {
+    let milliseconds = time.as_secs_f64() * 1000.0;
+    match milliseconds {
+        ..1.0 => format!("{milliseconds:.2} ms"),
+        ..1000.0 => format!("{milliseconds:.1} ms"),
+        _ => format!("{:.2} s", milliseconds / 1000.0),
+    }
 }
 
 /// Returns the number and the noun in singular or plural, such as `1 lease` or `2 leases`.

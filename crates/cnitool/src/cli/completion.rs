@@ -126,7 +126,7 @@ fn values(value: Value) -> Vec<Candidate> {
         Value::Command => commands(),
         Value::Shell => with_meaning(SHELLS.map(|(name, _)| name.to_owned()).into(), "shell"),
         Value::Plugin => with_meaning(cni0::PLUGINS.iter().map(|plugin| plugin.name().to_owned()).collect(), "plugin"),
-        Value::File | Value::Name | Value::Subnet => Vec::new(),
+        Value::File | Value::Name | Value::Subnet | Value::Address | Value::Number => Vec::new(),
     }
 }
 

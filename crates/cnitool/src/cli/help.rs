@@ -62,9 +62,12 @@ pub(super) fn usage(spec: &Spec) -> String {
     format!("usage: cnitool {}", call(spec))
 }
 
-/// Returns the command with its options and operands.
+/// Returns the command with its options and operands. Options that do not fit into a line are not named: their list
+/// follows.
 pub(super) fn call(spec: &Spec) -> String {
+    const ROOM: usize = 50;
     let options: String = spec.options.iter().map(|option| format!(" [{}]", self::option(option))).collect();
+    let options = if options.len() > ROOM { " [<option>...]".to_owned() } else { options };
     format!("{}{options} {}", spec.name, operands(spec)).trim_end().to_owned()
 }
 

@@ -1,5 +1,9 @@
 //! The table of commands: operands, options and descriptions. Parser, help, man pages and completion derive from it.
 
+use std::num::NonZeroUsize;
+
+use crate::trial;
+
 use super::{Command, Occurs, Operand, Opt, Spec, Value, Variable, completion, man};
 
 const NETWORK: Operand = Operand { value: Value::Network, occurs: Occurs::Once };
@@ -42,7 +46,8 @@ const OF_TABLES: &[Variable] = &[NETCONFPATH, COLUMNS, NO_COLOR];
 const OF_TABLES_AND_PLUGINS: &[Variable] = &[NETCONFPATH, CNI_PATH, COLUMNS, NO_COLOR];
 
 /// The meaning of exit code 3 in the list of all exit codes.
-pub(super) const UNHEALTHY: &str = "doctor found a failure, validate found a mistake, or repair left something\nwrong";
+pub(super) const UNHEALTHY: &str =
+    "doctor found a failure, a probe of test failed, validate found a mistake,\nor repair left something wrong";
 
 pub(super) const COMMANDS: &[Spec] = &[
     Spec {
@@ -322,6 +327,50 @@ cannot be checked, for example without root. Changes nothing.
 With <network>, reports only findings about this network and about the host.",
         environment: OF_TABLES_AND_PLUGINS,
         unhealthy: Some("a finding is fail"),
+    },
+    Spec {
+        name: "test",
+        operands: &[OPTIONAL_NETWORK],
+        build: |args| {
+            let number =
+                |name| args.parsed::<NonZeroUsize>(name, "a number from 1").map(|value| value.map(usize::from));
+            let (count, parallel) = (number("--count")?, number("--parallel")?);
+            if parallel.is_some() && count.is_none() {
+                return Err("test: --parallel needs --count (see test --help)".to_owned());
+            }
+            Ok(Command::Test(trial::Options {
+                outside: args.parsed("--outside", "an IP address")?,
+                count,
+                parallel,
+                json: args.has("--json"),
+                network: args.optional_text(),
+            }))
+        },
+        summary: "prove that a network works, explain what does not",
+        options: &[
+            Opt { name: "--outside", value: Some(Value::Address), meaning: "an address that containers must reach" },
+            Opt { name: "--count", value: Some(Value::Number), meaning: "attach this many containers, and measure" },
+            Opt { name: "--parallel", value: Some(Value::Number), meaning: "attach so many at a time (processors)" },
+            flag("--json", "print JSON"),
+        ],
+        text: "\
+Attaches two temporary containers through the plugins of the network, sends
+packets between them, this host and the outside, and removes them. If packets
+do not arrive, they are sent again and traced: the report names the rule, route,
+neighbour entry, link or setting that stops them, and the program that usually
+owns it. docs/cnitool.md describes all probes.
+
+The outside is the next hop of this host's default route, unless --outside
+gives another address.
+
+With --count, attaches containers, several at a time, detaches them, and prints
+the times of ADD, of the first packet and of DEL.
+
+Removes everything also if it is interrupted. What a killed test has left, the
+next one removes. Other containers are never touched. Works with plugins of
+other projects, too. Without <network>, tests all networks.",
+        environment: OF_TABLES_AND_PLUGINS,
+        unhealthy: Some("a probe failed, or something was left"),
     },
     Spec {
         name: "metrics",

@@ -19,12 +19,6 @@ pub(super) fn timed<T>(work: impl FnOnce() -> Result<T>) -> Timed<T> {
     Ok((done, began.elapsed()))
 }
 
-/// Formats a duration.
-pub(super) fn show(time: Duration) -> String {
-    let milliseconds = time.as_secs_f64() * 1000.0;
-    if milliseconds < 1.0 { format!("{milliseconds:.2} ms") } else { format!("{milliseconds:.1} ms") }
-}
-
 /// Returns the files of a directory with their contents, sorted by name.
 pub(super) fn files(dir: &str) -> Result<Vec<(PathBuf, String)>> {
     let what = || format!("read {dir}");

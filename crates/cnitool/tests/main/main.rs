@@ -41,6 +41,7 @@ mod static_ipam;
 mod status;
 mod support;
 mod tap;
+mod trial;
 mod tuning;
 mod validate;
 mod vrf;

@@ -7,7 +7,7 @@ use serde_json::Value;
 use testing::{Lab, Outcome, Process, REFERENCE, program_path};
 
 /// All commands, in the order of the help.
-pub(crate) const COMMANDS: [&str; 18] = [
+pub(crate) const COMMANDS: [&str; 19] = [
     "add",
     "del",
     "check",
@@ -21,6 +21,7 @@ pub(crate) const COMMANDS: [&str; 18] = [
     "prune",
     "repair",
     "doctor",
+    "test",
     "metrics",
     "validate",
     "schema",
