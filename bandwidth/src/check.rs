@@ -15,24 +15,22 @@ pub(crate) fn run(limits: &Limits<'_>, host: &mut Netlink) -> Result<()> {
         check_limit(host, &limits.veth, limit)?;
     }
     let Some(limit) = &limits.config.egress else { return Ok(()) };
-    let own = |link: &Link| ifb::is_marked(link, limits.owner) || ifb::may_be_of_reference(link, limits.owner);
-    let own: Vec<Link> = host.links_of_kind(IFB)?.into_iter().filter(own).collect();
-    if own.is_empty() {
-        let [name, _] = limits.owner.ifb_names();
-        return Err(difference(format!("there is no ifb link {name:?}, which limits what the container sends")));
+    let is_own = |link: &Link| ifb::is_marked(link, limits.owner) || ifb::may_be_of_reference(link, limits.owner);
+    // A node has an ifb link for each container: the filter leads to one of them without a list of all.
+    for to in host.redirects(limits.veth.index)?.into_iter().filter_map(|redirect| redirect.to) {
+        let Some(ifb) = host.link(to)?.filter(|link| link.kind == IFB && is_own(link)) else { continue };
+        if !ifb.up {
+            return Err(difference(format!("link {:?} is down", ifb.name)));
+        }
+        return check_limit(host, &ifb, limit);
     }
-    let redirects = host.redirects(limits.veth.index)?;
-    let leads_here = |link: &&Link| redirects.iter().any(|redirect| redirect.to == Some(link.index));
-    let Some(ifb) = own.iter().find(leads_here) else {
-        return Err(difference(format!(
-            "no filter redirects what link {:?} receives to an ifb link",
-            limits.veth.name
-        )));
-    };
-    if !ifb.up {
-        return Err(difference(format!("link {:?} is down", ifb.name)));
-    }
-    check_limit(host, ifb, limit)
+    Err(difference(match host.links_of_kind(IFB)?.iter().any(is_own) {
+        true => format!("no filter redirects what link {:?} receives to an ifb link", limits.veth.name),
+        false => {
+            let [name, _] = limits.owner.ifb_names();
+            format!("there is no ifb link {name:?}, which limits what the container sends")
+        }
+    }))
 }
 
 fn check_limit(host: &mut Netlink, link: &Link, limit: &TokenBucket) -> Result<()> {

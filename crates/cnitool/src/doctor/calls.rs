@@ -3,6 +3,9 @@
 //! Each call has a deadline. A plugin that does not answer is not called again for the network.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use cni::inspect::{Finding, Fix, Id, Level, Subject};
 use cni::{Code, Error, Result, Version};
@@ -10,7 +13,7 @@ use cni::{Code, Error, Result, Version};
 use super::{Report, Selection, leases, plugins};
 use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint};
-use crate::conf::{self, NetworkList};
+use crate::conf::{self, NetworkList, Plugin};
 use crate::node::{Network, Place, place};
 use crate::privilege::require_capabilities;
 use crate::settings;
@@ -85,15 +88,22 @@ struct Difference {
 
 /// Calls CHECK of the plugins that `is_asked` selects for these attachments. Leaves out containers that another finding
 /// names already: CHECK stops at its first difference, which is most likely the same.
-fn check_attachments(list: &NetworkList, live: &[&Entry], is_asked: &dyn Fn(&str) -> bool, report: &mut Report) {
+fn check_attachments(
+    list: &NetworkList,
+    live: &[&Entry],
+    is_asked: &(dyn Fn(&str) -> bool + Sync),
+    report: &mut Report,
+) {
     let name = list.name.as_str();
     // A missing plugin has been reported.
     let Ok(chain) = Chain::find(list, &settings::plugins()) else { return };
     let mut differences: BTreeMap<String, Difference> = BTreeMap::new();
     let mut passed = 0;
-    for (done, entry) in live.iter().enumerate() {
-        let at = Endpoint::of_entry(entry);
-        let checked = at.as_ref().map_err(|error| (None, error.clone())).and_then(|at| chain.check_soon(at, is_asked));
+    let outcomes = call_checks(&chain, live, is_asked);
+    let left = live.len() - outcomes.len();
+    // Several calls at the same time can wait for the same thing.
+    let mut has_timed_out = false;
+    for (entry, checked) in outcomes {
         let Err((plugin, error)) = checked else {
             passed += 1;
             continue;
@@ -103,9 +113,12 @@ fn check_attachments(list: &NetworkList, live: &[&Entry], is_asked: &dyn Fn(&str
         }
         if error.code() == Code::TRY_LATER {
             let finding = Finding::fail(CHECK, Id("check-no-answer"), error.to_string()).about([subject(entry)]);
-            report.network(name, finding.remedy(remedy_of_timeout(error.details_text(), live.len() - done - 1)));
-            break;
+            if !std::mem::replace(&mut has_timed_out, true) {
+                report.network(name, finding.remedy(remedy_of_timeout(error.details_text(), left)));
+            }
+            continue;
         }
+        let at = Endpoint::of_entry(entry);
         let subject = subject(entry);
         if !report.is_problem(name, &subject) {
             let found = differences.entry(error.to_string()).or_insert_with(|| {
@@ -122,6 +135,43 @@ fn check_attachments(list: &NetworkList, live: &[&Entry], is_asked: &dyn Fn(&str
             Finding::ok(CHECK, Id("check-passed"), format!("CHECK of {} succeeds", table::count(passed, "attachment"))),
         );
     }
+}
+
+/// The outcome of CHECK for an attachment: the plugin that failed, with its error.
+type Checked<'a> = Result<(), (Option<&'a Plugin>, Error)>;
+
+/// Calls CHECK for attachments, as many at a time as there are processors, and returns the outcomes in their order. After
+/// a plugin that did not answer, it begins no other call.
+fn call_checks<'a, 'e>(
+    chain: &Chain<'a>,
+    live: &[&'e Entry],
+    is_asked: &(dyn Fn(&str) -> bool + Sync),
+) -> Vec<(&'e Entry, Checked<'a>)> {
+    let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let check = |entry: &Entry| {
+        let at = Endpoint::of_entry(entry).map_err(|error| (None, error))?;
+        chain.check_soon(&at, is_asked)
+    };
+    let work = || {
+        while let Some((number, entry)) = {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            live.get(number).map(|entry| (number, *entry))
+        } {
+            let checked = check(entry);
+            if checked.as_ref().is_err_and(|(_, error)| error.code() == Code::TRY_LATER) {
+                next.store(live.len(), Ordering::Relaxed);
+            }
+            outcomes.lock().unwrap_or_else(PoisonError::into_inner).insert(number, (entry, checked));
+        }
+    };
+    let processors = thread::available_parallelism().map_or(1, usize::from).min(live.len());
+    thread::scope(|scope| {
+        for _ in 1..processors {
+            scope.spawn(work);
+        }
+        work();
+    });
+    outcomes.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
 }
 
 /// Returns the remedy for a plugin that did not answer. CHECK was not called for `left` other attachments.
