@@ -87,6 +87,10 @@ through_libcni() { # through_libcni LIST: attaches a namespace and detaches it
     same "$(ip -n pod -o link show | grep -v ' lo:' || true)" '' "interfaces are left"
     ip netns del pod
     ! fetch 192.0.2.1:8080 || fail "the port is open still"
+    # Also with temporary containers, between which cnitool sends packets.
+    if [ -x /opt/cni/bin/cnitool ]; then
+        /opt/cni/bin/cnitool test "$network" --outside 192.0.2.2 || fail "cnitool test failed"
+    fi
     nothing_left
 }
 state_of_links() { # the links, IPv4 addresses, routes and rules of the host and of the namespace pod

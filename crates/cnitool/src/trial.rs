@@ -132,7 +132,9 @@ fn probe(list: &NetworkList, signals: &Signals, options: &Options, report: &mut 
         masquerades: list.plugins.iter().any(|plugin| plugin.config.get("ipMasq") == Some(&Value::Bool(true))),
         table: session.name.replace('-', "_"),
     };
-    let others = capabilities.clone();
+    // A port of this host can be published once.
+    let mut others = capabilities.clone();
+    others.remove(PORTS);
     if let Some(port) = published {
         capabilities.insert(PORTS.to_owned(), probes::published(port));
     }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::flow::Flow;
 use super::scene::{Scene, Spot};
 use super::session::{Member, Session, Signals};
-use super::{Options, left_of, percentile};
+use super::{Options, PORTS, left_of, percentile};
 use crate::chain::Chain;
 use crate::conf::NetworkList;
 use crate::lock::Lock;
@@ -71,7 +71,9 @@ struct Shared<'a> {
 pub(super) fn run(list: &NetworkList, signals: &Signals, options: &Options, count: usize) -> Result<(bool, Value)> {
     let network = Network::read(list.clone());
     let chain = Chain::find(list, &settings::plugins())?;
-    let capabilities = settings::capabilities()?.unwrap_or_default();
+    let mut capabilities = settings::capabilities()?.unwrap_or_default();
+    // A port of this host can be published once.
+    capabilities.remove(PORTS);
     let session = Session::begin(list, &capabilities)?;
     let workers = options.parallel.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from)).min(count);
     let shared = Shared {

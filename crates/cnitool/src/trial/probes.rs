@@ -178,6 +178,11 @@ impl<'a> Probes<'a> {
             return Ok(());
         };
         let to = other.ip();
+        if to == address.ip() {
+            let why = format!("each container gets the address {to}, so that the network has a single container");
+            self.skip("neighbour-icmp", Some(family), why);
+            return Ok(());
+        }
         if self.is_private() {
             return self.silent(family, &Flow::echo(FIRST, SECOND, to), "the network isolates its containers");
         }
