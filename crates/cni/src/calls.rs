@@ -1,5 +1,5 @@
-//! Counts calls, failures and durations for monitoring, if the directory [`DIR`] exists. A failure to count never fails a
-//! call, and nothing waits: a plugin that finds a file locked takes the next one, and `cnitool metrics` adds them up.
+//! Counts calls, failures and durations for monitoring, if the directory [`DIR`] exists. A failure to count never fails
+//! a call, and nothing waits: a plugin that finds a file locked takes the next one, and `cnitool metrics` adds them up.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};

@@ -140,8 +140,8 @@ fn check_attachments(
 /// The outcome of CHECK for an attachment: the plugin that failed, with its error.
 type Checked<'a> = Result<(), (Option<&'a Plugin>, Error)>;
 
-/// Calls CHECK for attachments, as many at a time as there are processors, and returns the outcomes in their order. After
-/// a plugin that did not answer, it begins no other call.
+/// Calls CHECK for attachments, as many at a time as there are processors, and returns the outcomes in their order.
+/// After a plugin that did not answer, it begins no other call.
 fn call_checks<'a, 'e>(
     chain: &Chain<'a>,
     live: &[&'e Entry],
