@@ -58,7 +58,7 @@ pub(crate) enum Command {
         watch: bool,
     },
     Show {
-        network: Option<String>,
+        what: Option<String>,
         json: bool,
     },
     Prune {
@@ -155,6 +155,7 @@ enum Value {
     Subnet,
     Address,
     Number,
+    What,
 }
 
 impl Value {
@@ -171,6 +172,7 @@ impl Value {
             Value::Subnet => "<subnet>",
             Value::Address => "<address>",
             Value::Number => "<n>",
+            Value::What => "<what>",
         }
     }
 }

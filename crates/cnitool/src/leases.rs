@@ -154,7 +154,8 @@ fn approximate(number: u128) -> String {
     if number < 1_000_000 { number.to_string() } else { format!("{:.1e}", number as f64) }
 }
 
-fn elapsed(lease: &Lease) -> Duration {
+/// Returns the age of a lease.
+pub(crate) fn elapsed(lease: &Lease) -> Duration {
     SystemTime::now().duration_since(lease.since).unwrap_or_default()
 }
 
@@ -173,6 +174,15 @@ fn age(lease: &Lease) -> String {
         LeaseHolder::Unknown => "-".to_owned(),
         _ => duration(elapsed(lease)),
     }
+}
+
+/// Formats a lease with its age, for a list.
+pub(crate) fn line(lease: &Lease) -> String {
+    let left = match &lease.grant {
+        Some(grant) => format!(", {} left of {}", left(Some(grant)).1, grant.server),
+        None => String::new(),
+    };
+    format!("{} ({} old{left})", lease.ip, age(lease))
 }
 
 /// Returns the seconds that are left, rounded up: zero only after the end.

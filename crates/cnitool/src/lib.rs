@@ -90,7 +90,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Networks { json } => networks::run(json),
         Command::Leases { network, json, watch: true } => watch::run(network.as_deref(), json),
         Command::Leases { network, json, watch: false } => leases::run(network.as_deref(), json),
-        Command::Show { network, json } => show::run(network.as_deref(), json),
+        Command::Show { what, json } => show::run(what.as_deref(), json),
         Command::Prune { network, dry_run, force, json } => prune::run(network.as_deref(), dry_run, force, json),
         Command::Metrics { output } => metrics::run(output.as_deref()),
         Command::CountCalls { enable } => metrics::count_calls(enable),

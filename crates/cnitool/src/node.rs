@@ -29,6 +29,7 @@ pub(crate) use attachment::{Attachment, place};
 use attachment::{Cached, cached};
 pub(crate) use evidence::{Place, State};
 pub(crate) use namespaces::require_host;
+pub(crate) use namespaces::same as same_namespace;
 use namespaces::{identity, mounted, of_processes};
 pub(crate) use network::{Network, Part, called_plugins, inspect, ipam_type, lease_store, misplaced};
 
@@ -42,6 +43,8 @@ pub(crate) struct Node {
     /// Networks with a configuration in the order of their files, then networks of which only traces are left.
     pub(crate) networks: Vec<Network>,
     pub(crate) links: Vec<Link>,
+    /// The link of the preferred default route.
+    uplink: Option<LinkIndex>,
     addresses: Vec<(LinkIndex, Address)>,
     /// What plugins have created for attachments, in the order of their kinds.
     pub(crate) objects: Vec<Object>,
@@ -109,6 +112,7 @@ impl Node {
             shadowed,
             networks,
             links: host.links(None)?,
+            uplink: host.default_routes()?.first().and_then(|route| route.link),
             addresses: host.all_addresses()?,
             objects,
             unlisted,
@@ -253,9 +257,19 @@ impl Node {
         let chosen: Vec<&Network> =
             self.networks.iter().filter(|network| name.is_none_or(|name| network.name == name)).collect();
         match name {
-            Some(name) if chosen.is_empty() => Err(unknown(name, &self.networks, &self.broken)),
+            Some(name) if chosen.is_empty() => Err(self.unknown(name)),
             _ => Ok(chosen),
         }
+    }
+
+    /// Returns the error for a network that does not exist.
+    pub(crate) fn unknown(&self, name: &str) -> Error {
+        unknown(name, &self.networks, &self.broken)
+    }
+
+    /// Returns the link of the preferred default route.
+    pub(crate) fn uplink(&self) -> Option<&Link> {
+        self.links.iter().find(|link| Some(link.index) == self.uplink)
     }
 
     /// Returns the link of this name.

@@ -1,5 +1,6 @@
 //! `cnitool show`: bridges, their ports with containers, and rules, which otherwise takes six commands.
 
+mod container;
 mod json;
 
 use std::net::IpAddr;
@@ -51,29 +52,50 @@ struct OwnedObject<'a> {
     is_live: bool,
 }
 
+/// Prints what is known about `what`: a network, that of a bridge, or a container. Without it, prints all networks.
+pub(crate) fn run(what: Option<&str>, as_json: bool) -> Result<()> {
+    let node = Node::inspect()?;
+    conf::warn_of_broken(&node.broken);
+    let Some(what) = what.filter(|what| node.networks.iter().all(|network| network.name != *what)) else {
+        return networks(&node, what, as_json);
+    };
+    let on_bridge = node.networks.iter().find(|one| node.bridges(one).iter().any(|bridge| bridge.name == what));
+    if let Some(network) = on_bridge {
+        return networks(&node, Some(&network.name), as_json);
+    }
+    let found = container::find(&node, what)?;
+    if found.is_empty() {
+        return Err(node.unknown(what).details("nor a container, an address, a published port, a namespace or a link"));
+    }
+    if as_json {
+        let containers: Vec<Value> = found.iter().map(|one| one.json(&node)).collect();
+        return out::print_versioned(serde_json::json!({ "containers": containers, "notSeen": node.unseen }));
+    }
+    let pages: Vec<String> = found.iter().map(|one| one.page(&node, Paint::of_stdout())).collect();
+    out::print(pages.join("\n") + &node.not_seen())
+}
+
 /// Prints the bridges of a network, or all bridges of configurations and of ports. Then prints the networks without a
 /// bridge for whose attachments plugins have created something.
-pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
-    let node = Node::inspect()?;
+fn networks(node: &Node, network: Option<&str>, as_json: bool) -> Result<()> {
     let chosen = node.chosen(network)?;
-    conf::warn_of_broken(&node.broken);
-    let views = views(&node, &chosen, network)?;
+    let views = views(node, &chosen, network)?;
     let has_bridge =
         |network: &Network| views.iter().flat_map(|view| &view.networks).any(|one| one.name == network.name);
     let others = chosen.into_iter().filter(|network| !has_bridge(network));
     let mut netlink = Netlink::open()?;
-    let others = others.map(|network| Ok((network, detached(&node, &mut netlink, network)?)));
+    let others = others.map(|network| Ok((network, detached(node, &mut netlink, network)?)));
     let others: Vec<(&Network, Vec<PortView<'_>>)> = others.collect::<Result<_>>()?;
     if as_json {
-        let bridges: Vec<Value> = views.iter().map(|view| json::bridge(&node, view)).collect();
-        let others: Vec<Value> = others.iter().map(|(network, ports)| json::network(&node, network, ports)).collect();
+        let bridges: Vec<Value> = views.iter().map(|view| json::bridge(node, view)).collect();
+        let others: Vec<Value> = others.iter().map(|(network, ports)| json::network(node, network, ports)).collect();
         return out::print_versioned(
             serde_json::json!({ "bridges": bridges, "otherNetworks": others, "notSeen": node.unseen }),
         );
     }
     let paint = Paint::of_stdout();
-    let mut pages: Vec<String> = views.iter().map(|view| page(&node, view, paint)).collect();
-    pages.extend(others.iter().filter_map(|(network, ports)| network_page(&node, network, ports, paint)));
+    let mut pages: Vec<String> = views.iter().map(|view| page(node, view, paint)).collect();
+    pages.extend(others.iter().filter_map(|(network, ports)| network_page(node, network, ports, paint)));
     let mut text = pages.join("\n");
     if pages.is_empty() {
         text = match network {

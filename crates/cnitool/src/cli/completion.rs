@@ -121,7 +121,7 @@ fn commands() -> Vec<Candidate> {
 fn values(value: Value) -> Vec<Candidate> {
     let with_meaning = |names: Vec<String>, meaning| names.into_iter().map(|name| (name, meaning)).collect();
     match value {
-        Value::Network => with_meaning(networks(), "network"),
+        Value::Network | Value::What => with_meaning(networks(), "network"),
         Value::Netns => with_meaning(namespaces(), "namespace"),
         Value::Command => commands(),
         Value::Shell => with_meaning(SHELLS.map(|(name, _)| name.to_owned()).into(), "shell"),

@@ -7,6 +7,7 @@ use crate::trial;
 use super::{Command, Occurs, Operand, Opt, Spec, Value, Variable, completion, man};
 
 const NETWORK: Operand = Operand { value: Value::Network, occurs: Occurs::Once };
+const WHAT: Operand = Operand { value: Value::What, occurs: Occurs::AtMostOnce };
 const OPTIONAL_NETWORK: Operand = Operand { value: Value::Network, occurs: Occurs::AtMostOnce };
 const NETNS: Operand = Operand { value: Value::Netns, occurs: Occurs::Once };
 /// The reference's tool requires a namespace and ignores it.
@@ -207,8 +208,8 @@ interface. With --json, each line is an object.",
     },
     Spec {
         name: "show",
-        operands: &[OPTIONAL_NETWORK],
-        build: |args| Ok(Command::Show { json: args.has("--json"), network: args.optional_text() }),
+        operands: &[WHAT],
+        build: |args| Ok(Command::Show { json: args.has("--json"), what: args.optional_text() }),
         summary: "show bridges, containers, rules, published ports",
         options: &[JSON],
         text: "\
@@ -236,8 +237,13 @@ but are not on a bridge, for example because their bridge was deleted.
 Then lists rules and published ports that belong to no port of the bridge. A
 network without a bridge is shown if it has any.
 
-Without <network>, shows all bridges of configurations and of ports that cni0
-created. Changes nothing.",
+Without <what>, shows all bridges of configurations and of ports that cni0
+created. Otherwise <what> is the name of a network or of its bridge, or means
+one container: its ID or the beginning of it, an address, a published port, its
+namespace, its interface or the host side of it. Then everything about it fits
+on one screen: state, addresses, leases, host side, the MTU of each link on the
+way to the outside, rules, ports, limits, and the file in the cache. Changes
+nothing.",
         environment: OF_TABLES,
         unhealthy: None,
     },

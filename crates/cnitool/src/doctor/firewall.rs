@@ -17,7 +17,6 @@ pub(crate) use fuzzing::fuzz;
 use cni::Result;
 use cni::inspect::{Command, CommandLine, Finding, ForwardChain, Id, Level, Subject};
 use linux::iptables::{FAMILIES, LegacyTable, Tools};
-use linux::netlink::Netlink;
 use linux::netlink::nft::{BaseChain, Family, Nftables, Side, Table};
 use linux::{sysctl, tool};
 
@@ -189,9 +188,7 @@ fn check_chains(node: &Node, gateways: &[(&Network, &str)], filtered: bool, repo
         }
     }
     bases.sort_by_key(|base| (base.place, base.priority));
-    let routes = Netlink::open()?.default_routes()?;
-    let uplink = routes.iter().find_map(|route| node.links.iter().find(|link| Some(link.index) == route.link));
-    let uplink = uplink.map(|link| link.name.clone());
+    let uplink = node.uplink().map(|link| link.name.clone());
     for base in &bases {
         match base.blocked(node, gateways, &bases, uplink.as_deref()) {
             Ok(blocked) => {

@@ -43,6 +43,11 @@ pub(crate) fn require_host() -> Result<()> {
     ))
 }
 
+/// Returns whether both paths lead to one namespace.
+pub(crate) fn same(a: &Path, b: &Path) -> bool {
+    matches!((identity(a), identity(b)), (Ok(a), Ok(b)) if a == b)
+}
+
 /// Returns device and inode of a namespace, which identify it.
 pub(super) fn identity(path: &Path) -> io::Result<(u64, u64)> {
     fs::metadata(path).map(|inode| (inode.dev(), inode.ino()))

@@ -1,6 +1,6 @@
 //! What `show --json` prints.
 
-use cni::inspect::{ObjectKind, Property};
+use cni::inspect::{Object, ObjectKind, Property};
 use serde_json::{Value, json};
 
 use super::{BridgeView, OwnedObject, PortView, listed_kinds, owned_objects};
@@ -59,6 +59,12 @@ pub(super) fn network(node: &Node, network: &Network, detached: &[PortView<'_>])
 fn describe_attachment(node: &Node, network: &Network, at: &Attachment) -> Value {
     let addresses = node.addresses_of(network, at);
     json!({ "container": at.container, "interface": at.ifname, "state": at.state.json(), "addresses": addresses })
+}
+
+/// Returns an object of one container, with its kind.
+pub(super) fn object_of(object: &Object) -> Value {
+    let value = json!({ "kind": object.kind.name, "backend": object.backend, "comment": object.comment });
+    with_members(value, object.properties.iter().map(|(key, value)| (*key, describe_property(value))))
 }
 
 /// Returns an object, with the properties of its kind.

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::node::{LONG_ID, attach, host, json, lose_namespace, network, page, port};
+use crate::node::{LONG_ID, attach, attach_with, host, host_with, json, lose_namespace, network, page, port};
+use crate::support::failure;
 
 fn shown(answer: &Value, id: &str) -> Value {
     let ports = answer["bridges"][0]["ports"].as_array().unwrap();
@@ -142,4 +143,45 @@ fn foreign_ports_are_not_shown_as_containers() {
     let text = page(&host.run("show"));
     assert_eq!(text.matches("(foreign)").count(), 3, "{text}");
     assert!(!text.contains("inside7") && !text.contains("10.117.0.77"), "its other end is not a container's: {text}");
+}
+
+#[test]
+fn a_container_is_shown_by_whatever_names_it() {
+    let host = host_with("172.20.60.0/24", &json!({ "type": "portmap", "capabilities": { "portMappings": true } }));
+    let blue =
+        attach_with(&host, "blue", r#"{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}"#);
+    let green = attach(&host, "green");
+    let link = port(&blue);
+    let beginning: String = (3..).map(|len| blue[..len].to_owned()).find(|id| !green.starts_with(id)).unwrap();
+    for what in [&blue, &beginning, "172.20.60.2", "172.20.60.2/24", "8080", ":8080", "blue", "/run/netns/blue", &link] {
+        let answer = json(&host, &format!("show {what} --json"));
+        let all = answer["containers"].as_array().unwrap();
+        assert_eq!(all.len(), 1, "{what}: {answer:#}");
+        let one = &all[0];
+        assert_eq!((&one["container"], &one["interface"]), (&json!(blue), &json!("eth0")), "{what}");
+        assert_eq!((&one["network"], &one["state"]), (&json!("pods"), &json!("alive")));
+        assert_eq!((&one["addresses"], &one["netns"]), (&json!(["172.20.60.2"]), &json!("/run/netns/blue")));
+        assert_eq!((&one["hostSide"]["name"], &one["hostSide"]["master"]), (&json!(link), &json!("br-pods")));
+        assert_eq!(one["mtus"].as_array().unwrap().len(), 3, "{answer:#}");
+        assert_eq!(one["leases"][0]["address"], "172.20.60.2");
+        let published = |object: &&Value| object["hostPort"] == 8080 && object["containerPort"] == 80;
+        assert_eq!(one["objects"].as_array().unwrap().iter().filter(published).count(), 1, "{answer:#}");
+        assert!(one["cache"].as_str().unwrap().starts_with("/var/lib/cni/results/pods-"), "{answer:#}");
+    }
+    let text = page(&host.run("show 8080"));
+    for part in
+        [&format!("container {blue}"), "172.20.60.2/24", "tcp 0.0.0.0:8080 -> 172.20.60.2:80", "s old)", "eth0 1500, "]
+    {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    // A network, and its bridge, mean the network.
+    assert_eq!(json(&host, "show br-pods --json"), json(&host, "show pods --json"));
+    let several = failure(&host.run("show eth0"));
+    assert!(several.contains("\"eth0\" means 2 containers") && several.contains(&green), "{several}");
+    let nothing = failure(&host.run("show 172.20.60.77"));
+    assert!(nothing.contains("nor a container, an address"), "{nothing}");
+    // Without its namespace, the container has only traces.
+    lose_namespace(&host, "green", &green);
+    let gone = json(&host, &format!("show {green} --json"));
+    assert_eq!((&gone["containers"][0]["state"], &gone["containers"][0]["hostSide"]), (&json!("gone"), &json!(null)));
 }
