@@ -8,6 +8,7 @@ use linux::Netns;
 use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint, container_id};
 use crate::conf::{self, NetworkList};
+use crate::known::unknown_keys;
 use crate::lock::Lock;
 use crate::privilege::require_capabilities;
 use crate::{netns, out, prune, settings};
@@ -20,6 +21,7 @@ pub(crate) fn add(network: &str, netns: &Path) -> Result<()> {
     let chain = Chain::find(&list, &settings::plugins())?;
     require_capabilities()?;
     list.unused(&at.capabilities).iter().for_each(out::print_error);
+    unknown_keys(&list).iter().for_each(|remark| out::warn(&remark.line()));
     let _lock = Lock::shared()?;
     let deliver = |result: &AddResult| {
         let text = [result.print(list.version)?.as_slice(), b"\n"].concat();

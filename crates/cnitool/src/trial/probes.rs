@@ -9,7 +9,8 @@ use linux::ip::Cidr;
 use linux::netlink::{Change, Conntrack, LinkChange};
 use serde_json::{Value, json};
 
-use super::explain::{Cause, Explanation, explain};
+use super::cause::Cause;
+use super::explain::{Explanation, explain};
 use super::flow::{Flow, PORT, Packet, receive, udp};
 use super::rate;
 use super::report::{Outcome, Report};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::explain::Cause;
+use super::cause::Cause;
 use crate::table::{self, Paint, Tone};
 
 /// The stable identifiers of all probes, each with what it proves. docs/cnitool.md lists them.

@@ -2,7 +2,10 @@
 
 use std::fs;
 
-use crate::support::{Host, failure};
+use serde_json::json;
+
+use crate::node;
+use crate::support::{Host, failure, messages};
 
 const NET: &str = r#"{"cniVersion": "1.1.0", "name": "net", "plugins": [{"type": "first"}, {"type": "second"}]}"#;
 
@@ -196,4 +199,17 @@ fn a_remedy_is_printed_once() {
     host.configure("net.conflist", &list);
     let why = failure(&host.run("status net"));
     assert!(why.contains("\"10.1.0.0/99\"") && why.matches("correct the").count() == 1, "{why}");
+}
+
+#[test]
+fn a_misspelt_key_is_a_warning_of_add() {
+    let host = node::host("172.20.61.0/24");
+    let misspelt =
+        node::network("pods", "172.20.61.0/24", &json!({ "isDefaultGatway": true, "org.example.note": "mine" }));
+    host.configure("10-pods.conflist", &misspelt.to_string());
+    host.lab.netns("blue");
+    let outcome = host.run("add pods /run/netns/blue");
+    outcome.ok();
+    let text = messages(&outcome);
+    assert!(text.contains("\"isDefaultGatway\"") && text.contains("\"isDefaultGateway\""), "{text}");
 }

@@ -5,7 +5,7 @@ mod commands;
 mod config;
 mod containers;
 mod firewall;
-mod hooks;
+pub(crate) mod hooks;
 mod identifiers;
 mod kernel;
 mod leases;

@@ -153,7 +153,8 @@ fn a_container_is_shown_by_whatever_names_it() {
     let green = attach(&host, "green");
     let link = port(&blue);
     let beginning: String = (3..).map(|len| blue[..len].to_owned()).find(|id| !green.starts_with(id)).unwrap();
-    for what in [&blue, &beginning, "172.20.60.2", "172.20.60.2/24", "8080", ":8080", "blue", "/run/netns/blue", &link] {
+    for what in [&blue, &beginning, "172.20.60.2", "172.20.60.2/24", "8080", ":8080", "blue", "/run/netns/blue", &link]
+    {
         let answer = json(&host, &format!("show {what} --json"));
         let all = answer["containers"].as_array().unwrap();
         assert_eq!(all.len(), 1, "{what}: {answer:#}");

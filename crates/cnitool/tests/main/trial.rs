@@ -8,6 +8,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use testing::{Outcome, Process};
 
+use crate::doctor::hooks::load_rules_of_others;
 use crate::support::{Host, failure};
 
 /// A network of both families with published ports, on the bridge br-t, and a plugin of another project.
@@ -220,6 +221,22 @@ fn a_full_network_is_reported() {
     assert!(outcome.stdout.contains("fail add"), "{}", outcome.stdout);
     assert!(outcome.stdout.contains("no IP addresses available in range set 0"), "{}", outcome.stdout);
     assert_clean(&host);
+}
+
+/// The rules of other programs drop what they do not know, but not packets of containers that `firewall` accepts.
+#[test]
+fn a_node_with_rules_of_other_programs_is_healthy() {
+    let host = host_with(
+        &PODS
+            .replace("br-t", "br-pods")
+            .replace("{\"type\": \"other\"}", "{\"type\": \"firewall\", \"backend\": \"iptables\"}"),
+    );
+    load_rules_of_others(&host);
+    for _ in 0..2 {
+        let outcome = host.run("test pods --json");
+        assert_eq!(outcome.status, Some(0), "{:#}", answer(&outcome));
+        assert_clean(&host);
+    }
 }
 
 /// A signal arrives while a plugin runs: the plugin completes, and everything is removed.

@@ -6,6 +6,7 @@ use testing::skip;
 use super::routes::add_uplink;
 use super::{assert_healthy, only_problem, subjects};
 use crate::node::{attach, attach_with, host, host_with, json, page};
+use crate::support::Host;
 
 /// Returns commands that create a chain of the table `own` with a rule.
 fn chain(hook: &str, rule: &str) -> String {
@@ -153,7 +154,7 @@ fn rules_that_translate_before_the_plugins() {
     }
 }
 
-/// The rules of Docker 28, of ufw and of kube-proxy, as far as packets of containers get to them.
+/// The rules of Docker 28, of ufw, of kube-proxy and of Calico, as far as packets of containers get to them.
 const DOCKER: &str = r"*raw
 -A PREROUTING -d 172.17.0.2/32 ! -i docker0 -j DROP
 COMMIT
@@ -271,6 +272,38 @@ COMMIT
 COMMIT
 ";
 
+const CALICO: &str = r"*filter
+:cali-FORWARD - [0:0]
+:cali-INPUT - [0:0]
+:cali-from-wl-dispatch - [0:0]
+:cali-to-wl-dispatch - [0:0]
+-A INPUT -j cali-INPUT
+-A FORWARD -j cali-FORWARD
+-A FORWARD -m mark --mark 0x10000/0x10000 -j ACCEPT
+-A cali-FORWARD -j MARK --set-xmark 0x0/0xe0000
+-A cali-FORWARD -i cali+ -j cali-from-wl-dispatch
+-A cali-FORWARD -o cali+ -j cali-to-wl-dispatch
+-A cali-INPUT -i cali+ -j DROP
+-A cali-from-wl-dispatch -j DROP
+-A cali-to-wl-dispatch -j DROP
+COMMIT
+*mangle
+:cali-PREROUTING - [0:0]
+-A PREROUTING -j cali-PREROUTING
+-A cali-PREROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A cali-PREROUTING -m mark --mark 0x10000/0x10000 -j ACCEPT
+COMMIT
+";
+
+/// Loads the rules of all programs at once.
+pub(crate) fn load_rules_of_others(host: &Host) {
+    for (name, text) in [("docker", DOCKER), ("ufw", UFW), ("kube-proxy", KUBE_PROXY), ("calico", CALICO)] {
+        let file = host.lab.dir().join(name);
+        std::fs::write(&file, text).unwrap();
+        host.lab.sh(&format!("iptables-nft-restore --noflush {}", file.display()));
+    }
+}
+
 #[test]
 fn rules_of_healthy_nodes() {
     let plugins = [
@@ -282,12 +315,7 @@ fn rules_of_healthy_nodes() {
     config["plugins"].as_array_mut().unwrap().extend(plugins);
     host.configure("10-pods.conflist", &config.to_string());
     add_uplink(&host);
-    let rules = [("docker", DOCKER), ("ufw", UFW), ("kube-proxy", KUBE_PROXY)];
-    for (name, text) in rules {
-        let file = host.lab.dir().join(name);
-        std::fs::write(&file, text).unwrap();
-        host.lab.sh(&format!("iptables-nft-restore --noflush {}", file.display()));
-    }
+    load_rules_of_others(&host);
     let ports = r#"{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}"#;
     attach_with(&host, "blue", ports);
     assert_healthy(&host, "all programs at once");

@@ -95,6 +95,14 @@ broken! {
     a_small_mtu: 2, "ip link set $port mtu 1400", "neighbour-mtu", "mtu", "has the MTU 1400";
 }
 
+/// The outside has no route to a network that does not masquerade.
+#[test]
+fn an_outside_without_a_route_back() {
+    let host = super::host_with(&super::PODS.replace("\"ipMasq\": true, ", ""));
+    fails(&host, "outside", "route", "another machine: no answer comes back: it needs a route to 10.22.0.2");
+    assert_clean(&host);
+}
+
 /// What needs no packets.
 #[test]
 fn failures_of_plugins_are_reported() {
