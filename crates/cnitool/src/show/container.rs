@@ -1,5 +1,5 @@
-//! `cnitool show WHAT`: everything about one container, found by its ID, an address, a published port, its namespace, or
-//! a link.
+//! `cnitool show WHAT`: everything about one container, found by its ID, an address, a published port, its namespace,
+//! or a link.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
