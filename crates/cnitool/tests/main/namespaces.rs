@@ -60,7 +60,7 @@ fn similar_networks_and_plugins_are_suggested() {
     host.lab.netns("blue");
     for words in ["add pod blue", "status pdos", "show pod", "leases podss", "prune --dry-run pod", "repair pod"] {
         let why = failure(&host.run(words));
-        assert!(why.contains("(did you mean \"pods\"?)"), "{words}: {why}");
+        assert!(why.contains("(did you mean \"pods\"?"), "{words}: {why}");
     }
     host.configure("20-bad.conf", r#"{"cniVersion": "1.0.0", "name": "bad", "type": "brigde"}"#);
     let why = failure(&host.run("add bad blue"));
