@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use cni::json::{self, Raw};
 use cni::{Code, Context, Error, Result};
+use nix::unistd::gettid;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -200,8 +201,9 @@ impl Cache {
 
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
-        // The temporary file is outside of the directory, so that a tool that lists entries does not read it.
-        let new = self.dir.with_file_name(format!(".new-result-{}", std::process::id()));
+        // The temporary file is outside of the directory, so that a tool that lists entries does not read it. Threads write
+        // entries at the same time.
+        let new = self.dir.with_file_name(format!(".new-result-{}", gettid()));
         Ok(file::replace(path, &new, bytes, 0o600)?)
     }
 
@@ -280,4 +282,29 @@ fn read(path: &Path) -> Result<Option<Entry>> {
         error.details("remove the file: del works without it")
     })?;
     Ok(Some(entry))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_store_entries_at_the_same_time() {
+        let dir = std::env::temp_dir().join(format!("cni0-cache-{}", std::process::id()));
+        let cache = Cache { dir: dir.join("results") };
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let cache = &cache;
+                scope.spawn(move || {
+                    for number in 0..50 {
+                        let container = format!("c{thread}-{number}");
+                        let entry = Entry { container, network: "pods".to_owned(), ..Entry::default() };
+                        cache.store(&Entry { ifname: "eth0".to_owned(), ..entry }).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(cache.of_network("pods").unwrap().len(), 400);
+        fs::remove_dir_all(dir).unwrap();
+    }
 }

@@ -192,9 +192,9 @@ fn networks_of_other_kinds_are_tested() {
 #[test]
 fn many_containers_are_attached_and_measured() {
     let host = host();
-    let outcome = host.run("test pods --count 12 --parallel 3");
+    let outcome = host.run("test pods --count 40 --parallel 8");
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
-    for text in ["Network pods: 12 containers, 3 at a time", "P50", "first packet", "nothing is left"] {
+    for text in ["Network pods: 40 containers, 8 at a time", "P50", "first packet", "nothing is left"] {
         assert!(outcome.stdout.contains(text), "{text}: {}", outcome.stdout);
     }
     let answer = answer(&host.run("test pods --count 5 --json"));
