@@ -201,8 +201,8 @@ impl Cache {
 
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
-        // The temporary file is outside of the directory, so that a tool that lists entries does not read it. Each thread
-        // has its own.
+        // The temporary file is outside of the directory, so that a tool that lists entries does not read it.
+        // Each thread has its own.
         let new = self.dir.with_file_name(format!(".new-result-{}", gettid()));
         Ok(file::replace(path, &new, bytes, 0o600)?)
     }
