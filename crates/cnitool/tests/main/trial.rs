@@ -271,6 +271,20 @@ fn a_killed_test_is_cleaned_up_by_the_next() {
     }
 }
 
+/// The record of a killed test is corrupt, or its plugins are gone.
+#[test]
+fn what_cannot_be_cleaned_up_does_not_prevent_a_test() {
+    let host = host();
+    assert_eq!(host.run("test pods").status, Some(0));
+    let record = Path::new("/run/cni0/test/cnitool-test-00000000");
+    fs::write(record, "garbage").unwrap();
+    let outcome = host.run("test pods");
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    assert!(outcome.stderr.contains("cnitool-test-00000000 is corrupt"), "{outcome:?}");
+    fs::remove_file(record).unwrap();
+    assert_clean(&host);
+}
+
 #[test]
 fn two_tests_at_the_same_time_do_not_disturb_each_other() {
     let host = host();

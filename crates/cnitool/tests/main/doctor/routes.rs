@@ -85,7 +85,7 @@ fn routes_that_reject_packets() {
             ),
         ],
     );
-    // Routes that reject the packets of nobody here: other networks, and those for which there is a better route.
+    // Routes that reject no packet of these containers: to other networks, and to those with a better route.
     for (make, mend) in [
         ("ip route add blackhole 10.99.0.0/16", "ip route del blackhole 10.99.0.0/16"),
         ("ip route add blackhole 10.21.0.0/16", "ip route del blackhole 10.21.0.0/16"),
