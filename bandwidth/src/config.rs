@@ -28,6 +28,7 @@ struct Keys {
     ingress_burst: Option<u64>,
     egress_rate: Option<u64>,
     egress_burst: Option<u64>,
+    max_burst: Option<u64>,
     runtime_config: RuntimeConfig,
 }
 
@@ -56,14 +57,21 @@ impl Config {
     /// Parses and validates the configuration. Keys of the network take precedence over those of the runtime, all four
     /// together, as in the reference.
     pub(crate) fn parse(call: &Call<'_>) -> Result<Config> {
-        let Keys { ingress_rate, ingress_burst, egress_rate, egress_burst, runtime_config } = call.parse()?;
+        let Keys { ingress_rate, ingress_burst, egress_rate, egress_burst, max_burst, runtime_config } =
+            call.parse()?;
         let own = Rates { ingress_rate, ingress_burst, egress_rate, egress_burst };
-        if own == Rates::default() {
-            runtime_config.bandwidth.limits().map_err(|fault| fault.under("runtimeConfig.bandwidth"))
-        } else {
-            own.limits()
-        }
-        .map_err(|fault| {
+        let limits = || {
+            let max_burst = max_burst.filter(|bits| *bits > 0);
+            if let Some(bits @ 1..8) = max_burst {
+                return Err(too_small(bits).under("maxBurst"));
+            }
+            if own != Rates::default() {
+                return own.limits();
+            }
+            let limits = runtime_config.bandwidth.capped(max_burst.unwrap_or(u64::MAX)).limits();
+            limits.map_err(|fault| fault.under("runtimeConfig.bandwidth"))
+        };
+        limits().map_err(|fault| {
             let hint = "write rates in bits per second and bursts in bits, such as \"ingressRate\": 10000000 and \
                         \"ingressBurst\": 1000000, or leave both out";
             Error::from(fault).details(hint)
@@ -77,6 +85,12 @@ impl Config {
 }
 
 impl Rates {
+    /// Returns the same rates with bursts of at most this number of bits.
+    fn capped(self, max_burst: u64) -> Rates {
+        let cap = |burst: Option<u64>| burst.map(|bits| bits.min(max_burst));
+        Rates { ingress_burst: cap(self.ingress_burst), egress_burst: cap(self.egress_burst), ..self }
+    }
+
     fn limits(&self) -> Result<Config, Fault> {
         Ok(Config {
             ingress: limit(["ingressRate", "ingressBurst"], self.ingress_rate, self.ingress_burst)?,
@@ -98,7 +112,6 @@ fn limit(
         (0, _) => return Err(Fault::value("if burst is set, rate must also be set").under(rate_key)),
         set => set,
     };
-    let too_small = |bits: u64| Fault::value(format_args!("{bits} is less than 8 bits, which are one byte"));
     if rate < 8 {
         return Err(too_small(rate).under(rate_key));
     }
@@ -110,6 +123,10 @@ fn limit(
         }
         Ok(burst) => Ok(Some(TokenBucket::with_latency(rate / 8, burst, LATENCY))),
     }
+}
+
+fn too_small(bits: u64) -> Fault {
+    Fault::value(format_args!("{bits} is less than 8 bits, which are one byte"))
 }
 
 #[cfg(test)]
@@ -174,6 +191,32 @@ mod tests {
     }
 
     #[test]
+    fn bursts_of_the_runtime_are_capped() {
+        // What containerd passes for `kubernetes.io/ingress-bandwidth: 8M`.
+        let runtime = |max_burst: Value| {
+            let rates = json!({ "ingressRate": 8_000_000, "ingressBurst": u32::MAX });
+            parse(json!({ "maxBurst": max_burst, "runtimeConfig": { "bandwidth": rates } })).unwrap()
+        };
+        let capped = Config { ingress: bucket(1_000_000, 10_000, 35_000), egress: None };
+        assert_eq!(runtime(json!(80_000)), capped);
+        for none in [json!(null), json!(0), json!(u64::MAX)] {
+            assert_eq!(runtime(none).ingress.unwrap().burst, u32::MAX / 8);
+        }
+        // Smaller bursts, those of the network, and a missing one stay.
+        let smaller = json!({ "egressRate": 16, "egressBurst": 16 });
+        let config = parse(json!({ "maxBurst": 80_000, "runtimeConfig": { "bandwidth": smaller } })).unwrap();
+        assert_eq!(config, Config { ingress: None, egress: bucket(2, 2, 2) });
+        let own = json!({ "maxBurst": 8, "ingressRate": 8_000_000, "ingressBurst": 80_000 });
+        assert_eq!(parse(own).unwrap(), capped);
+        let error = parse(json!({ "maxBurst": 8, "runtimeConfig": { "bandwidth": { "egressRate": 8 } } })).unwrap_err();
+        assert!(error.to_string().contains("burst must also be set"), "{error}");
+        // More than the kernel accepts becomes valid.
+        let huge = json!({ "egressRate": 8, "egressBurst": u64::MAX });
+        let config = parse(json!({ "maxBurst": 8, "runtimeConfig": { "bandwidth": huge } })).unwrap();
+        assert_eq!(config.egress, bucket(1, 1, 1));
+    }
+
+    #[test]
     fn invalid_values_are_refused() {
         let refuse = |keys: Value, text: &str| {
             let error = parse(keys.clone()).unwrap_err();
@@ -192,5 +235,6 @@ mod tests {
             let runtime = json!({ "runtimeConfig": { "bandwidth": { rate: 8 } } });
             refuse(runtime, &format!("runtimeConfig.bandwidth.{burst}"));
         }
+        refuse(json!({ "maxBurst": 7 }), "key \"maxBurst\": 7 is less");
     }
 }

@@ -92,6 +92,24 @@ fn is_limited_for_tcp(direction: Direction) {
     is_within_limit(AMOUNT, began, RATE, BURST);
 }
 
+/// What Kubernetes with containerd passes: a burst of 512 MiB.
+#[test]
+fn the_burst_of_a_runtime_is_capped() {
+    for direction in [Direction::Ingress, Direction::Egress] {
+        let lab = &Lab::new();
+        let pod = container(lab);
+        let of_runtime = json!({
+            "ingressRate": RATE * 8, "ingressBurst": u32::MAX, "egressRate": RATE * 8, "egressBurst": u32::MAX,
+        });
+        let keys = json!({ "maxBurst": BURST * 8, "runtimeConfig": { "bandwidth": of_runtime } });
+        pod.add(&config(keys.clone()));
+        pod.check(&config(keys)).ok();
+        let began = Instant::now();
+        send_tcp(&pod, direction, AMOUNT);
+        is_within_limit(AMOUNT, began, RATE, BURST);
+    }
+}
+
 /// Floods with UDP until enough has arrived.
 fn is_limited_for_udp(direction: Direction) {
     let lab = &Lab::new();

@@ -31,6 +31,9 @@ const HEADER_V6: usize = 40;
 /// A MAC address that no container has: locally administered.
 const FORGED: [u8; 6] = [0x02, 0xc0, 0xff, 0xee, 0x00, 0x01];
 
+/// The capability of plugins that limit rates.
+const LIMITS: &str = "bandwidth";
+
 /// The containers of the test.
 const FIRST: Spot = Spot::Member(0);
 const SECOND: Spot = Spot::Member(1);
@@ -365,16 +368,23 @@ impl<'a> Probes<'a> {
             return Ok(());
         };
         let Some(address) = self.addresses(0).first().copied() else { return Ok(()) };
-        for (id, rate, burst) in
-            [("rate-ingress", "ingressRate", "ingressBurst"), ("rate-egress", "egressRate", "egressBurst")]
-        {
+        let of_runtime = self.scene.members.first().and_then(|member| member.at.capabilities.get(LIMITS));
+        let limits = rate::limits(&plugin.config, of_runtime.unwrap_or(&Value::Null));
+        for (id, limit) in ["rate-ingress", "rate-egress"].into_iter().zip(limits) {
             self.signals.check()?;
-            let number = |key: &str| plugin.config.get(key).and_then(Value::as_u64).filter(|number| *number > 0);
-            let Some((rate, burst)) = number(rate).zip(number(burst)) else {
-                self.skip(id, None, format!("the configuration has no \"{rate}\""));
+            let Some(limit) = limit else {
+                let passes =
+                    plugin.config.get("capabilities").and_then(|all| all.get(LIMITS)) == Some(&Value::Bool(true));
+                self.skip(
+                    id,
+                    None,
+                    match passes {
+                        true => "neither the configuration nor \"bandwidth\" in CAP_ARGS has a rate",
+                        false => "the configuration has no rate",
+                    },
+                );
                 continue;
             };
-            let limit = rate::Limit { rate, burst };
             let outcome = rate::measure(self.scene, address.ip(), limit, id == "rate-ingress")?;
             self.report.push(id, None, outcome, None);
         }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use cni::{Code, Context, Error, Result};
 use linux::Deadline;
+use serde_json::{Map, Value};
 
 use super::flow::{PORT, listen};
 use super::report::Outcome;
@@ -28,11 +29,25 @@ pub(super) struct Limit {
     pub(super) burst: u64,
 }
 
+/// Returns the limits of what a container receives and sends. `of_runtime` is what the runtime passes, for which the
+/// configuration can have a largest burst.
+pub(super) fn limits(config: &Map<String, Value>, of_runtime: &Value) -> [Option<Limit>; 2] {
+    let number = |value: Option<&Value>| value.and_then(Value::as_u64).filter(|number| *number > 0);
+    let keys = [["ingressRate", "ingressBurst"], ["egressRate", "egressBurst"]];
+    let is_own = keys.as_flattened().iter().any(|key| config.get(*key).is_some_and(|value| !value.is_null()));
+    let max_burst = number(config.get("maxBurst")).filter(|_| !is_own).unwrap_or(u64::MAX);
+    keys.map(|pair| {
+        let [rate, burst] = pair.map(|key| number(if is_own { config.get(key) } else { of_runtime.get(key) }));
+        Some(Limit { rate: rate?, burst: burst?.min(max_burst) })
+    })
+}
+
 /// Sends to the first container, or lets it send, for a moment.
 pub(super) fn measure(scene: &Scene, ip: IpAddr, limit: Limit, to_container: bool) -> Result<Outcome> {
     let Limit { rate, burst } = limit;
     if burst / 8 > GREATEST_BURST {
-        return Ok(Outcome::Skipped(format!("the burst of {burst} bits is too large to use up in a test")));
+        let why = format!("the burst of {burst} bits is too large to use up in a test");
+        return Ok(Outcome::Skipped(format!("{why}; \"maxBurst\" limits what a runtime passes")));
     }
     let container = Spot::Member(0);
     let listener = scene.within(container, || listen(ip, PORT))?;

@@ -157,6 +157,33 @@ fn limits_isolation_and_spoof_checks_are_probed() {
     assert_clean(&host);
 }
 
+/// Kubernetes passes rates, and containerd a burst of 512 MiB.
+#[test]
+fn limits_of_the_runtime_are_probed() {
+    let host = host_with("");
+    let configure = |max_burst: u32| {
+        let list = json!({ "cniVersion": "1.0.0", "name": "limited", "plugins": [
+            { "type": "bridge", "bridge": "br-l", "isGateway": true,
+              "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.26.0.0/24" }]] } },
+            { "type": "bandwidth", "capabilities": { "bandwidth": true }, "maxBurst": max_burst },
+        ]});
+        host.configure("10-net.conflist", &list.to_string());
+    };
+    let rates = json!({ "ingressRate": 20_000_000, "ingressBurst": u32::MAX,
+                        "egressRate": 40_000_000, "egressBurst": u32::MAX });
+    let capabilities = json!({ "bandwidth": rates }).to_string();
+    let test = || answer(&host.call("test --json").env("CAP_ARGS", &capabilities).run());
+    let rates = ["rate-ingress".to_owned(), "rate-egress".to_owned()];
+    configure(800_000);
+    let capped = test();
+    assert!(rates.iter().all(|id| with_outcome(&capped, "ok").contains(id)), "{capped:#}");
+    configure(0);
+    let unlimited = test();
+    assert!(rates.iter().all(|id| with_outcome(&unlimited, "not-applicable").contains(id)), "{unlimited:#}");
+    assert!(unlimited.to_string().contains("maxBurst"), "{unlimited:#}");
+    assert_clean(&host);
+}
+
 #[test]
 fn networks_of_other_kinds_are_tested() {
     let host = host_with(
