@@ -163,6 +163,9 @@ impl Node {
         }
         let all = by_id.into_values().flatten().flatten();
         self.guest_addresses.extend(all.map(|(_, address)| address.cidr.ip()));
+        // Every namespace has loopback addresses.
+        self.guest_addresses.retain(|ip| !ip.is_loopback());
+        self.other_addresses.retain(|ip| !ip.is_loopback());
         if let Some(error) = refused {
             self.unseen.push(format!("the container veths of ports: {error}"));
         }
@@ -210,8 +213,6 @@ impl Node {
                 Err(_) => refused += 1,
             }
         }
-        // Every namespace has loopback addresses.
-        self.other_addresses.retain(|ip| !ip.is_loopback());
         // With all capabilities, this error only means that a process has ended.
         if hidden && require_capabilities().is_err() {
             self.unseen.push("the namespaces of other users' processes".to_owned());

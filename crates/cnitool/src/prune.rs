@@ -4,6 +4,7 @@
 //! any time, so no list is complete. Therefore this removes what belongs to attachments that are proved to be gone, by
 //! name, and looks at each of them again at the moment of the removal.
 
+mod cached;
 mod liveness;
 mod report;
 
@@ -18,6 +19,7 @@ use crate::node::{Attachment, Network, Node, State, require_host};
 use crate::privilege::require_capabilities;
 use crate::settings;
 use crate::table::Paint;
+pub(crate) use cached::list_of;
 use liveness::Liveness;
 use report::Report;
 
@@ -92,34 +94,56 @@ pub(crate) fn run(network: Option<&str>, dry_run: bool, force: bool, as_json: bo
 
 /// Prunes a network, or returns why it is skipped.
 fn prune(network: &Network, dry_run: bool, report: &mut Report) -> Result<Option<Error>> {
-    let Some(list) = &network.list else { return Ok(Some(without_configuration(network))) };
-    if list.disable_gc {
-        return Ok(Some(Error::new(Code::CONFIG, "its configuration has \"disableGC\"")));
+    let name = network.name.as_str();
+    match &network.list {
+        Some(list) if list.disable_gc => Ok(Some(disables_gc())),
+        Some(list) => carry_out(|| plan_of(name), |plan| execute(list, plan), dry_run, report).map(|()| None),
+        None => {
+            let (plan, obstacle) = cached::keep_removable(plan_of(name)?, name)?;
+            if plan.is_empty() {
+                return Ok(Some(obstacle.unwrap_or_else(|| without_configuration(network))));
+            }
+            let plan = || Ok(cached::keep_removable(plan_of(name)?, name)?.0);
+            carry_out(plan, |plan| cached::execute(name, plan), dry_run, report).map(|()| None)
+        }
     }
-    let plan = plan_of(list)?;
+}
+
+fn disables_gc() -> Error {
+    Error::new(Code::CONFIG, "its configuration has \"disableGC\"")
+}
+
+/// Removes what `plan_of` finds by `execute`, until nothing is left.
+fn carry_out(
+    plan_of: impl Fn() -> Result<PrunePlan>,
+    execute: impl Fn(&PrunePlan) -> Result<()>,
+    dry_run: bool,
+    report: &mut Report,
+) -> Result<()> {
+    let plan = plan_of()?;
     report.plan(&plan, dry_run)?;
     if dry_run || plan.is_empty() {
-        return Ok(None);
+        return Ok(());
     }
     // The lock is taken after the output, so that a slow reader of the output does not delay an add.
     let _lock = Lock::exclusive()?;
     let announced = plan.dead.len();
     // Other runtimes do not use the lock. What the first inspection found had its port before the second one looked for
     // it.
-    let plan = plan_of(list)?.confirmed_by(&plan);
+    let plan = plan_of()?.confirmed_by(&plan);
     if plan.dead.len() < announced {
         report.spared(&plan, announced - plan.dead.len())?;
     }
     let mut left = plan;
     for _ in 0..ATTEMPTS {
         if left.is_empty() {
-            return Ok(None);
+            return Ok(());
         }
-        execute(list, &left)?;
-        left = plan_of(list)?.confirmed_by(&left);
+        execute(&left)?;
+        left = plan_of()?.confirmed_by(&left);
     }
     if left.is_empty() {
-        return Ok(None);
+        return Ok(());
     }
     let what = format!("the plugins left {}", left.describe().join(", "));
     Err(Error::new(Code::INTERNAL, what).details("remove it by hand: a plugin without GC, or another one, created it"))
@@ -134,9 +158,9 @@ fn without_configuration(network: &Network) -> Error {
 }
 
 /// Inspects the node and returns what to remove from the network.
-fn plan_of(list: &NetworkList) -> Result<PrunePlan> {
+fn plan_of(network: &str) -> Result<PrunePlan> {
     let node = Node::inspect()?;
-    let network = node.chosen(Some(list.name.as_str()))?.into_iter().next();
+    let network = node.networks.iter().find(|found| found.name == network);
     Ok(network.map_or_else(PrunePlan::default, |network| plan(&node, network)))
 }
 
@@ -219,7 +243,7 @@ pub(crate) fn collect(list: &NetworkList) -> Result<()> {
     // Stop if an entry cannot be read: it may be that of a live container.
     Cache::of_host().of_network(list.name.as_str())?;
     let _lock = Lock::exclusive()?;
-    let plan = plan_of(list)?;
+    let plan = plan_of(list.name.as_str())?;
     let (cached, dead): (Vec<_>, Vec<_>) = plan.dead.into_iter().partition(|at| at.cached);
     let mut plan = PrunePlan { dead, keep: plan.keep.into_iter().chain(cached).collect(), ..plan };
     plan.objects.retain(|object| !plan.keep.iter().any(|at| at.owns(object)));

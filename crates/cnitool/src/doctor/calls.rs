@@ -46,6 +46,8 @@ pub(super) fn check(scope: &Selection, of_cni0: &[String], report: &mut Report) 
                 report.unseen(format!("CHECK of {number} to network {}: its leases are locked", network.name));
             }
             [first, ..] => match list_for(network, first) {
+                // The runtime defines the network itself, such as the loopback of containerd.
+                Ok(list) if list.version < Version::V0_4_0 && network.list.is_none() => {}
                 Ok(list) if list.version < Version::V0_4_0 => report.unseen(format!(
                     "CHECK of {number} to network {}: cniVersion {} does not have it",
                     network.name, list.version

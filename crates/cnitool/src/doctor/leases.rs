@@ -11,17 +11,22 @@ use super::report::first_few;
 use super::{Report, Selection};
 use crate::node::{Attachment, Network, State};
 use crate::privilege::require_capabilities;
-use crate::table;
+use crate::prune::list_of;
+use crate::{out, table};
 
 /// The check of most findings.
 const CHECK: &str = "leases";
+const CACHE: &str = "cache";
 /// The age of a process that should have released the lock by now: a call needs it for milliseconds.
 const LONG: Duration = Duration::from_secs(5);
 
-/// Checks the lease directory of each network: whether it is writable, its lock, and its leases. Reports unreadable
-/// cache entries.
+/// Checks the lease directory of each network: whether it is writable, its lock, and its leases. Reports cache entries
+/// that are unreadable or left over.
 pub(super) fn check(scope: &Selection, report: &mut Report) {
     for network in scope.networks() {
+        if let Some(finding) = left_results(network, &scope.node.attachments(network)) {
+            report.network(&network.name, finding);
+        }
         let Some((store, directory)) = &network.store else { continue };
         if network.list.is_some() {
             check_writable(*store, network, directory, report);
@@ -34,7 +39,7 @@ pub(super) fn check(scope: &Selection, report: &mut Report) {
         }
     }
     for (path, error) in &scope.node.corrupt {
-        let finding = Finding::warn("cache", Id("cache-unreadable"), error.to_string()).about([Subject::file(path)]);
+        let finding = Finding::warn(CACHE, Id("cache-unreadable"), error.to_string()).about([Subject::file(path)]);
         report.host(finding.remedy(error.details_text()));
     }
 }
@@ -76,6 +81,24 @@ fn check_leases(scope: &Selection, network: &Network, directory: &Path, report: 
     } else if of(State::Alive).count() == network.leases.len() {
         report.network(&network.name, Finding::ok(CHECK, Id("leases-live"), format!("{all}, all of live containers")));
     }
+}
+
+/// Reports results in the cache of attachments that are gone, unless they have a lease, which is reported instead. A
+/// runtime that lost its state never calls their DEL.
+fn left_results(network: &Network, attachments: &[Attachment]) -> Option<Finding> {
+    let mut left: Vec<&Attachment> = attachments.iter().filter(|at| at.cached && at.state == State::Gone).collect();
+    left.retain(|at| network.list.is_none() || at.leases.is_empty());
+    let what = format!("{} of containers that are gone", table::count(left.len(), "result"));
+    let finding = Finding::warn(CACHE, Id("result-left"), what).about(left.iter().map(|at| at.subject()));
+    Some(match &network.list {
+        _ if left.is_empty() => return None,
+        Some(_) if network.can_be_pruned() => finding.fix(Fix::Prune),
+        Some(_) => finding.remedy("\"disableGC\" is set: remove the files by hand"),
+        None => match left.iter().map(|at| list_of(&network.name, at)).find_map(Result::err) {
+            None => finding.fix(Fix::Prune),
+            Some(error) => finding.remedy(format!("{}, so remove the files by hand", out::one_line(&error))),
+        },
+    })
 }
 
 /// Reports a lease directory that cannot be written.

@@ -122,7 +122,7 @@ fn run_commands(host: &Host) {
 }
 
 #[track_caller]
-fn assert_healthy(host: &Host, context: &str) {
+pub(crate) fn assert_healthy(host: &Host, context: &str) {
     let answer = json(host, "doctor --json");
     assert_eq!(problems(&answer), [""; 0], "{context}: {answer:#}");
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use testing::config::with;
 use testing::{Process, program_path, skip};
 
+use crate::doctor::{assert_healthy, only_problem};
 use crate::node::{
     LONG_ID, attach, host, host_with, json, leak, lose_namespace, network, page, port, powerless, snapshot,
 };
@@ -348,6 +349,73 @@ fn prune_and_gc_lock_exclusively_and_adds_share_the_lock() {
     host.run("gc pods").ok();
     host.run("del pods /run/netns/blue").ok();
     assert_eq!(fs::read_to_string(&seen).unwrap(), "ADD shared\nDEL shared\n");
+}
+
+/// Attaches namespaces to the loopback of containerd, which has no file.
+fn loopbacks(host: &Host, names: &[&str]) {
+    let list = r#"{"cniVersion": "0.3.1", "name": "cni-loopback", "plugins": [{"type": "loopback"}]}"#;
+    host.configure("99-loopback.conflist", list);
+    for name in names {
+        host.lab.netns(name);
+        host.call(&format!("add cni-loopback /run/netns/{name}")).env("CNI_IFNAME", "lo").run().ok();
+    }
+    fs::remove_file(host.conf_dir().join("99-loopback.conflist")).unwrap();
+}
+
+/// containerd attaches each pod to a network of its own. Its results stay if containerd loses its state.
+#[test]
+fn results_of_a_network_of_the_runtime_are_reported_and_removed() {
+    let host = host("10.31.0.0/24");
+    attach(&host, "blue");
+    // A veth pair leads to this namespace: its loopback addresses do not make others alive.
+    loopbacks(&host, &["green", "lost"]);
+    host.lab.sh("ip link add name wire type veth peer name wire0 netns green");
+    assert_healthy(&host, "containers with a loopback");
+    let text = page(&host.run("doctor"));
+    assert!(!text.contains("not seen"), "{text}");
+    host.lab.sh("umount /run/netns/lost; rm /run/netns/lost");
+    let what = only_problem(&host, "cache", "warn");
+    assert!(what.contains("1 result of containers that are gone"), "{what}");
+    assert!(what.contains("cnitool prune cni-loopback"), "{what}");
+    let before = host.cached();
+    let text = page(&host.run("prune --dry-run"));
+    assert!(text.contains("kept: 1 alive") && text.contains("in the cache"), "{text}");
+    assert_eq!((before.len(), host.cached()), (3, before));
+    page(&host.run("prune --force"));
+    assert_eq!(host.cached().len(), 2, "{:?}", host.cached());
+    assert_healthy(&host, "results of live containers");
+}
+
+/// What cannot be removed with certainty stays, with the reason.
+#[test]
+fn results_that_no_plugin_can_remove_stay() {
+    let host = host("10.32.0.0/24");
+    attach(&host, "blue");
+    loopbacks(&host, &["lost"]);
+    host.lab.sh("umount /run/netns/lost; rm /run/netns/lost");
+    let file = format!("/var/lib/cni/results/{}", host.cached()[0]);
+    assert!(file.contains("cni-loopback"), "{file}");
+    let entry: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    // In Base64.
+    for (list, why) in [
+        (
+            "eyJjbmlWZXJzaW9uIjoiMC4zLjEiLCJuYW1lIjoib3RoZXIiLCJwbHVnaW5zIjpbeyJ0eXBlIjoibG9vcGJhY2sifV19",
+            "another network",
+        ),
+        ("eyJuYW1lIjoiY25pLWxvb3BiYWNrIiwicGx1Z2lucyI6W3sidHlwZSI6Im5vbmUifV19", "plugin \\\"none\\\""),
+        (
+            "eyJuYW1lIjoiY25pLWxvb3BiYWNrIiwiZGlzYWJsZUdDIjp0cnVlLCJwbHVnaW5zIjpbeyJ0eXBlIjoibG9vcGJhY2sifV19",
+            "disableGC",
+        ),
+        ("e30=", "has no \\\"name\\\""),
+    ] {
+        fs::write(&file, with(entry.clone(), json!({ "config": list })).to_string()).unwrap();
+        let what = only_problem(&host, "cache", "warn");
+        assert!(what.contains("remove the files by hand") && what.contains(why), "{why}: {what}");
+        let text = page(&host.run("prune --force"));
+        assert!(text.contains("skipped:"), "{text}");
+        assert_eq!(host.cached().len(), 2);
+    }
 }
 
 #[test]
