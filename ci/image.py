@@ -7,9 +7,9 @@ usage: ci/image.py OUTPUT ARCH=DIR...
   OUTPUT    the archive, for "podman load", "skopeo copy oci-archive:OUTPUT ..." and "ctr images import"
   ARCH=DIR  the programs of "ci/build --tool" for an architecture: amd64, arm64, arm or riscv64
 
-Environment: SOURCE_DATE_EPOCH, VERSION and REVISION, the time, version and commit of the image.
+Environment: SOURCE_DATE_EPOCH, VERSION, REVISION and LICENCE, the time, version, commit and licence of the image.
 
-The image has one layer: the directory /cni0 with all programs. The entry point is cni0-install, which copies the others to the
+The image has one layer: the directory /cni0 with all files of DIR. The entry point is cni0-install, which copies the others to the
 node. It runs as root: it writes to a directory of the node that belongs to root.
 """
 import datetime
@@ -28,7 +28,7 @@ NAME = f"localhost/cni0:{VERSION}"
 LABELS = {
     "org.opencontainers.image.created": CREATED,
     "org.opencontainers.image.description": "Installs the CNI plugins of cni0 on a node",
-    "org.opencontainers.image.licenses": "Apache-2.0",
+    "org.opencontainers.image.licenses": os.environ["LICENCE"],
     "org.opencontainers.image.revision": os.environ["REVISION"],
     "org.opencontainers.image.title": "cni0",
     "org.opencontainers.image.version": VERSION,

@@ -133,7 +133,7 @@ place() (
 write_image() {
     local arch=amd64
     [ "$(uname -m)" != aarch64 ] || arch=arm64
-    SOURCE_DATE_EPOCH=0 VERSION=0 REVISION='' ci/image.py "$2" "$arch=$1"
+    SOURCE_DATE_EPOCH=0 VERSION=0 REVISION='' LICENCE=Apache-2.0 ci/image.py "$2" "$arch=$1"
 }
 
 # where_installed PREFIX: sets the directories that ci/install and ci/uninstall use.

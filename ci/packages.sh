@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Sourced by ci/release: one tree of files, and from it a Debian package, an rpm and an apk. Uses $work, $version, $plugins,
-# $SOURCE_DATE_EPOCH and publish.
+# $licence, $SOURCE_DATE_EPOCH and publish.
 # shellcheck disable=SC2154  # set by ci/release
 
 package=cni0-plugins
@@ -37,7 +37,8 @@ generate() {
     for shell in bash zsh fish; do optional "cnitool.$shell" completion $shell; done
 }
 
-# stage ROOT PROGRAMS: writes the files that all packages have: cnitool, documents, and what cnitool prints.
+# stage ROOT PROGRAMS ZSH: writes the files that all packages have: cnitool, documents, and what cnitool prints. ZSH is the
+# directory in which the distribution's zsh looks for the completion of packages.
 stage() {
     local root=$1 from=$work/generated doc=$1/usr/share/doc/$package
     install -D "$2/cnitool" "$root/usr/bin/cnitool"
@@ -51,7 +52,7 @@ stage() {
     put conflist.json usr/share/cni0/schemas/conflist.json
     put conf.json usr/share/cni0/schemas/conf.json
     put cnitool.bash usr/share/bash-completion/completions/cnitool
-    put cnitool.zsh usr/share/zsh/vendor-completions/_cnitool
+    put cnitool.zsh "usr/share/zsh/$3/_cnitool"
     put cnitool.fish usr/share/fish/vendor_completions.d/cnitool.fish
 }
 stage_units() { # stage_units ROOT DIR PLUGINS: the directory of the units, and that of the plugins
@@ -118,10 +119,10 @@ package_deb() { # package_deb ARCH PROGRAMS
     local root=$work/deb-$1 arch=${deb_arch[$1]} doc file
     file=$work/${package}_${version}_$arch.deb doc=$root/usr/share/doc/$package
     mkdir -p "$root/DEBIAN" "$root/usr/lib/cni"
-    stage "$root" "$2"
+    stage "$root" "$2" vendor-completions
     stage_units "$root" usr/lib/systemd/system usr/lib/cni
     cp "${plugins[@]/#/$2/}" "$root/usr/lib/cni"
-    cp deploy/packages/copyright "$doc/copyright"
+    cp deploy/packages/copyright "$2/THIRD-PARTY-LICENSES" "$doc"
     debian_changelog | gzip -9n >"$doc/changelog.gz"
     # The programs are static and position independent on purpose: they must work in any namespace.
     mkdir -p "$root/usr/share/lintian/overrides"
@@ -160,10 +161,10 @@ stage_own_directory() { # stage_own_directory ROOT PROGRAMS
     local own=$1/usr/libexec/cni0
     mkdir -p "$own"
     cp "${plugins[@]/#/$2/}" "$2/cnitool" "$2/cni0-install" "$own"
-    stage "$1" "$2"
+    stage "$1" "$2" site-functions
     ln -sf ../libexec/cni0/cnitool "$1/usr/bin/cnitool"
     ln -s ../libexec/cni0/cni0-install "$1/usr/bin/cni0-install"
-    install -D -m 644 LICENSE "$1/usr/share/licenses/$package/LICENSE"
+    install -D -m 644 -t "$1/usr/share/licenses/$package" LICENSE "$2/THIRD-PARTY-LICENSES"
 }
 
 package_rpm() { # package_rpm ARCH PROGRAMS
@@ -185,7 +186,7 @@ Name: $package
 Version: $version
 Release: 1
 Summary: $summary
-License: Apache-2.0
+License: $licence
 AutoReqProv: no
 %description
 $(describe)
@@ -213,7 +214,7 @@ package_apk() { # package_apk ARCH PROGRAMS
     local root=$work/apk-$1 arch=${apk_arch[$1]} file
     file=$work/$package-$version-r0.$arch.apk
     stage_own_directory "$root" "$2"
-    ci/apk.py "$file" "$root" "pkgname=$package" "pkgver=$version-r0" "pkgdesc=$summary" "arch=$arch" license=Apache-2.0 \
+    ci/apk.py "$file" "$root" "pkgname=$package" "pkgver=$version-r0" "pkgdesc=$summary" "arch=$arch" "license=$licence" \
         "maintainer=$maintainer"
     publish "$file"
 }

@@ -1,74 +1,56 @@
 #!/usr/bin/env python3
-"""Writes the list of all crates that are part of the programs, with licences and checksums, as SPDX 2.3 in JSON. The same
-commit gives the same bytes.
+"""Writes the list of everything that is linked into the programs, with licences, their texts and checksums, as SPDX 2.3 in JSON,
+and all texts in one file. Prints the licence of the whole. The same commit and tools give the same bytes.
 
-usage: ci/sbom.py OUTPUT TARGET PROGRAM...
+usage: ci/sbom.py OUTPUT TEXTS TARGET DEBUG PROGRAM...     DEBUG: the directory of the debug files
        ci/sbom.py --check FILE      checks that the file has what SPDX 2.3 requires
 
-Environment: SOURCE_DATE_EPOCH and VERSION. Crates that only tests or the compiler use, such as macros, are left out: no part
-of them is in a program.
+Environment: SOURCE_DATE_EPOCH and VERSION.
 """
 import datetime
 import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
-import tomllib
 
-NOASSERTION = "NOASSERTION"
+import licences
 
-
-def cargo(*arguments):
-    return subprocess.run(["cargo", *arguments, "--locked"], stdout=subprocess.PIPE, check=True, text=True).stdout
-
-
-def in_programs(target, programs):
-    """Returns the descriptions of all packages whose code is in one of the programs."""
-    selected = [word for program in programs for word in ("--package", program)]
-    options = ["--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}", "--target", target]
-    # Each line is a name, a version with a "v", and remarks.
-    used = {tuple(line.replace(" v", " ", 1).split(" ")[:2]) for line in cargo("tree", *selected, *options).splitlines() if line}
-    packages = json.loads(cargo("metadata", "--format-version", "1", "--filter-platform", target))["packages"]
-    found = [package for package in packages if (package["name"], package["version"]) in used]
-    return sorted(found, key=lambda package: (package["name"], package["version"]))
-
-
-def checksums():
-    with open("Cargo.lock", "rb") as file:
-        locked = tomllib.load(file)["package"]
-    return {(package["name"], package["version"]): package["checksum"] for package in locked if "checksum" in package}
+# Files of Rust's toolchain and crates of this workspace have no address of their own.
+NOWHERE = "NOASSERTION"
 
 
 def spdx_id(name, version):
     return "SPDXRef-Package-" + re.sub(r"[^A-Za-z0-9.-]", "-", f"{name}-{version}")
 
 
-def licence(package):
-    """Returns the SPDX expression; crates of long ago separate alternatives with a slash."""
-    return re.sub(r" ?/ ?", " OR ", package["license"] or NOASSERTION)
-
-
-def describe(package, sums):
-    name, version = package["name"], package["version"]
+def describe(component):
+    name, version, licence = component.name, component.version, component.licence
     entry = {
-        "SPDXID": spdx_id(name, version), "name": name, "versionInfo": version,
-        "downloadLocation": NOASSERTION, "filesAnalyzed": False, "copyrightText": NOASSERTION,
-        "licenseConcluded": licence(package), "licenseDeclared": licence(package),
+        "SPDXID": spdx_id(name, version), "name": name, "versionInfo": version, "downloadLocation": NOWHERE, "filesAnalyzed": False,
+        "copyrightText": "\n".join(component.holders) or "NONE", "licenseConcluded": licence, "licenseDeclared": licence,
+        "attributionTexts": list(component.texts.values()),
     }
-    if package["source"] is not None:
-        entry["checksums"] = [{"algorithm": "SHA256", "checksumValue": sums[name, version]}]
+    if component.purl:
         entry["externalRefs"] = [{
-            "referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": f"pkg:cargo/{name}@{version}",
+            "referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": component.purl,
         }]
+    if component.checksum:
+        entry["downloadLocation"] = f"https://static.crates.io/crates/{name}/{name}-{version}.crate"
+        entry["checksums"] = [{"algorithm": "SHA256", "checksumValue": component.checksum}]
     return entry
 
 
-def write(path, target, programs):
+def write(path, texts, target, debug, programs):
     version, epoch = os.environ["VERSION"], int(os.environ["SOURCE_DATE_EPOCH"])
-    sums = checksums()
-    packages = [describe(package, sums) for package in in_programs(target, programs)]
+    own, others = licences.crates(target, programs)
+    others += [*licences.rust_library(debug), licences.musl(target)]
+    licences.write(texts, others, version)
+    with open("LICENSE", encoding="utf-8") as file:
+        text = file.read()
+    holder = ["2026 the cni0 authors"]
+    ours = [licences.Component(name, version, "Apache-2.0", {"LICENSE": text}, holders=holder) for name in own]
+    packages = [describe(component) for component in [*ours, *others]]
     roots = [spdx_id(program, version) for program in programs]
     document = "SPDXRef-DOCUMENT"
     relations = [(document, "DESCRIBES", root) for root in roots]
@@ -90,6 +72,7 @@ def write(path, target, programs):
     with open(path, "w", encoding="utf-8") as file:
         json.dump(spdx, file, indent=1, sort_keys=True)
         file.write("\n")
+    print(licences.expression(others))
 
 
 def check(path):
@@ -109,7 +92,7 @@ def check(path):
     expect(re.fullmatch(r"https://[^#]+", spdx["documentNamespace"]), "the namespace is not an address without a fragment")
     ids = [package["SPDXID"] for package in spdx["packages"]]
     expect(len(set(ids)) == len(ids) > 10, "an ID occurs twice, or crates are missing")
-    known = ["Apache-2.0", "MIT", "BSD-3-Clause", "Unicode-3.0", "Zlib", "Unlicense", "0BSD", "LLVM-exception", "OR", "AND", "WITH"]
+    known = ["Apache-2.0", "MIT", "BSD-3-Clause", "BSD-2-Clause", "Unicode-3.0", "Unlicense", "LLVM-exception", "OR", "AND", "WITH"]
     for package in spdx["packages"]:
         name = package["name"]
         expect(re.fullmatch(r"SPDXRef-[A-Za-z0-9.-]+", package["SPDXID"]), f"{name}: invalid ID")
@@ -118,17 +101,21 @@ def check(path):
         expect(words and all(word in known for word in words), f"{name}: unknown licence {package['licenseDeclared']}")
         sums = [entry["checksumValue"] for entry in package.get("checksums", [])]
         expect(package["versionInfo"] and all(re.fullmatch("[0-9a-f]{64}", value) for value in sums), f"{name}: invalid sum")
-        expect(sums or "externalRefs" not in package, f"{name}: no checksum")
+        expect(bool(sums) == package["downloadLocation"].startswith("https://"), f"{name}: an address without a checksum")
+        expect(any(len(text) > 100 for text in package["attributionTexts"]), f"{name}: no text of the licence")
+        expect(package["copyrightText"] not in ("", "NOASSERTION"), f"{name}: no holder of the copyright")
     for relation in spdx["relationships"]:
         for end in ("spdxElementId", "relatedSpdxElement"):
             expect(relation[end] in [*ids, "SPDXRef-DOCUMENT"], f"unknown element {relation[end]}")
+    names = {package["name"] for package in spdx["packages"]}
+    expect({"serde_json", "rust-std", "musl"} <= names, "a crate, the Rust library or musl is missing")
     described = [r for r in spdx["relationships"] if r["relationshipType"] == "DESCRIBES"]
     expect(described, "the document describes nothing")
 
 
 if len(sys.argv) == 3 and sys.argv[1] == "--check":
     check(sys.argv[2])
-elif len(sys.argv) > 3:
-    write(sys.argv[1], sys.argv[2], sys.argv[3:])
+elif len(sys.argv) > 5:
+    write(*sys.argv[1:5], tuple(sys.argv[5:]))
 else:
     sys.exit(__doc__.strip())
