@@ -187,6 +187,7 @@ Version: $version
 Release: 1
 Summary: $summary
 License: $licence
+Packager: $maintainer
 AutoReqProv: no
 %description
 $(describe)
@@ -204,6 +205,9 @@ fi
 %files
 $(cd "$root" && find . ! -type d | sed 's/^\.//' | sort)
 $(cd "$root" && find . -type d -path '*/cni0*' | sed 's/^\./%dir /' | sort)
+%changelog
+* $(LC_ALL=C date -ud "@$SOURCE_DATE_EPOCH" '+%a %b %d %Y') $maintainer - $version-1
+- Version $version. CHANGELOG.md lists the changes.
 END
     rpmbuild -bb --quiet --target "$arch-linux" --define "_topdir $top" --define "_rpmdir $top" \
         --define "_rpmfilename $package-$version-1.$arch.rpm" "$spec" >&2
