@@ -7,7 +7,7 @@ usage: ci/manifests.py DIR VERSION      DIR: deploy, VERSION: that of the projec
 import pathlib
 import sys
 
-import yaml # of the distribution: package python3-yaml
+from strict import check, expect, load, mistakes
 
 # The known fields. A list has one element, which describes all; text may be empty only where a field says so.
 META = {"name": str, "labels": dict}
@@ -42,60 +42,16 @@ KINDS = {
         "patches": [{"target": {"kind": str, "name": str}, "patch": str}],
     },
 }
-mistakes = []
-
-
-class Strict(yaml.SafeLoader):
-    """Refuses a key that occurs twice, which YAML forbids and PyYAML ignores."""
-
-
-def mapping(loader, node):
-    keys = [loader.construct_object(key) for key, _ in node.value]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} occurs twice", node.start_mark)
-    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
-
-
-Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-
-
-def check(place, value, schema):
-    """Compares a value with its description."""
-    if isinstance(schema, type):
-        if type(value) is not schema or value in ("", {}):
-            mistakes.append(f"{place}: {value!r} is not a {schema.__name__}, or is empty")
-        elif schema is dict and not all(isinstance(text, str) for pair in value.items() for text in pair):
-            mistakes.append(f"{place}: labels are texts, not {value!r}")
-    elif isinstance(schema, list):
-        if not isinstance(value, list) or not value:
-            mistakes.append(f"{place}: {value!r} is not a list, or is empty")
-            return
-        for n, element in enumerate(value):
-            check(f"{place}[{n}]", element, schema[0])
-    elif not isinstance(value, dict):
-        mistakes.append(f"{place}: {value!r} is not an object")
-    else:
-        for key in value:
-            if key in schema:
-                check(f"{place}.{key}", value[key], schema[key])
-            else:
-                mistakes.append(f"{place}: unknown field {key!r}")
 
 
 def read(path):
     """Returns the only object of a file, without its kind."""
-    value = yaml.load(path.read_text(), Strict)
+    value = load(path.read_text())
     kind = value.pop("apiVersion", None), value.pop("kind", None)
     if kind not in KINDS:
         sys.exit(f"{path}: unknown kind {kind}")
     check(str(path), value, KINDS[kind])
     return value
-
-
-def expect(condition, what):
-    if not condition:
-        mistakes.append(what)
 
 
 def main():
@@ -127,7 +83,7 @@ def main():
         expect({mount["name"] for mount in container.get("volumeMounts", [])} <= volumes, f"{name}: a volume is missing")
         expect(context["capabilities"]["drop"] == ["ALL"] and not context["allowPrivilegeEscalation"]
                and context["readOnlyRootFilesystem"], f"{name}: more privileges than necessary")
-    patch = yaml.load(objects["uninstall/kustomization.yaml"]["patches"][0]["patch"], Strict)[0]
+    patch = load(objects["uninstall/kustomization.yaml"]["patches"][0]["patch"])[0]
     expect(patch["path"] == "/spec/template/spec/initContainers/0/args" and pod["initContainers"][0]["args"] == ["install"],
            "uninstall/kustomization.yaml: the patch changes something else")
     target = objects["uninstall/kustomization.yaml"]["patches"][0]["target"]["name"]
