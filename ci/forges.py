@@ -52,8 +52,8 @@ def main():
     expect(workflow["container"]["image"] == pipeline["image"], "the forges test in different images")
     expect("--privileged" in workflow["container"]["options"], "test.yml: the tests need privileges")
     expect(all(("uses" in step) != ("run" in step) for step in workflow["steps"]), "test.yml: a step needs one of uses and run")
-    commands = [command.split() for command in [*pipeline["script"], *(step.get("run", "") for step in workflow["steps"])] if command]
-    own = [command[0] for command in commands if command[0] != "git"]
+    commands = pipeline["script"] + [step["run"] for step in workflow["steps"] if "run" in step]
+    own = [command.split()[0] for command in commands if not command.startswith("git ")]
     expect(own == ["ci/test"] * 2, f"the forges run {own}")
     for path in (home / ".github/SECURITY.md", home / own[0]):
         expect(path.is_file(), f"there is no {path}")

@@ -81,7 +81,8 @@ def crates(target, programs):
             own.append(name)
             continue
         texts = texts_in(pathlib.Path(package["manifest_path"]).parent)
-        others.append(Component(name, version, package["license"] or "", texts, f"pkg:cargo/{name}@{version}", sums[name, version]))
+        purl = f"pkg:cargo/{name}@{version}"
+        others.append(Component(name, version, package["license"] or "", texts, purl, sums[name, version]))
     return own, others
 
 
@@ -141,16 +142,16 @@ def expression(others):
 
 def write(path, others, version):
     """Writes all texts, each of them once."""
-    texts = {}
+    texts = {} # with the components that have them
     for other in others:
         for text in other.texts.values():
             texts.setdefault("\n".join(line.rstrip() for line in text.strip("\n").splitlines()), []).append(other)
-    numbers = {id(other): [n for n, owners in enumerate(texts.values(), 1) if any(o is other for o in owners)] for other in others}
     with open(path, "w", encoding="utf-8") as file:
-        file.write(f"The programs of cni0 {version} are under the Apache License 2.0, which is in the file LICENSE. They contain the following\n"
-                   "software of others. The numbers are those of the texts below.\n\n")
+        file.write(f"The programs of cni0 {version} are under the Apache License 2.0, which is in the file LICENSE. They contain the\n"
+                   "following software of others. The numbers are those of the texts below.\n\n")
         for other in others:
-            file.write(f"{other.name} {other.version}: {other.licence} (text {', '.join(map(str, numbers[id(other)]))})\n")
+            numbers = ", ".join(str(n) for n, owners in enumerate(texts.values(), 1) if other in owners)
+            file.write(f"{other.name} {other.version}: {other.licence} (text {numbers})\n")
         for n, (text, owners) in enumerate(texts.items(), 1):
             names = dict.fromkeys(f"{owner.name} {owner.version}" for owner in owners)
             file.write(f"\n{'=' * 80}\nText {n}: {', '.join(names)}\n{'=' * 80}\n\n{text}\n")

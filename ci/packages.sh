@@ -203,7 +203,7 @@ if [ "\$1" = 0 ]; then
     done
 fi
 %files
-$(cd "$root" && find . ! -type d | sed 's/^\.//' | sort)
+$(cd "$root" && find . ! -type d | sed 's/^\.//; s,^/usr/share/licenses/,%license &,' | sort)
 $(cd "$root" && find . -type d -path '*/cni0*' | sed 's/^\./%dir /' | sort)
 %changelog
 * $(LC_ALL=C date -ud "@$SOURCE_DATE_EPOCH" '+%a %b %d %Y') $maintainer - $version-1

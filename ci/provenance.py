@@ -42,9 +42,10 @@ def dependencies():
 
 
 def write(path, archs, files):
+    sums = sorted((os.path.basename(file), sha256(file)) for file in files)
     statement = {
         "_type": STATEMENT,
-        "subject": [{"name": os.path.basename(file), "digest": {"sha256": sha256(file)}} for file in sorted(files, key=os.path.basename)],
+        "subject": [{"name": name, "digest": {"sha256": value}} for name, value in sums],
         "predicateType": PREDICATE,
         "predicate": {
             "buildDefinition": {
@@ -74,7 +75,8 @@ def check(home, path):
     names = [subject["name"] for subject in statement["subject"]]
     expect(names and len(set(names)) == len(names), "no file, or one twice")
     for subject in statement["subject"]:
-        expect(sha256(os.path.join(home, subject["name"])) == subject["digest"]["sha256"], f"{subject['name']} has another checksum")
+        name = subject["name"]
+        expect(sha256(os.path.join(home, name)) == subject["digest"]["sha256"], f"{name} has another checksum")
     definition = statement["predicate"]["buildDefinition"]
     expect(definition["externalParameters"]["architectures"], "no architecture")
     for uri in (definition["buildType"], statement["predicate"]["runDetails"]["builder"]["id"]):

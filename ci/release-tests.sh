@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by ci/test: what ci/release builds is reproducible, complete, signed, and can be installed and removed. Uses $work, $version,
-# $plugins, $tools, are_ours and the functions of left rules.
+# Sourced by ci/test: what ci/release builds is reproducible, complete, signed, and can be installed and removed. Uses $work,
+# $version, $plugins, $tools, are_ours, and the functions that leave rules behind.
 # shellcheck disable=SC2154  # set by ci/test and ci/lib.sh
 
 # Another umask and time zone give the same release, and another directory the same programs. The programs work.

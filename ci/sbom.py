@@ -27,7 +27,8 @@ def spdx_id(name, version):
 def describe(component):
     name, version, licence = component.name, component.version, component.licence
     entry = {
-        "SPDXID": spdx_id(name, version), "name": name, "versionInfo": version, "downloadLocation": NOWHERE, "filesAnalyzed": False,
+        "SPDXID": spdx_id(name, version), "name": name, "versionInfo": version,
+        "downloadLocation": NOWHERE, "filesAnalyzed": False,
         "copyrightText": "\n".join(component.holders) or "NONE", "licenseConcluded": licence, "licenseDeclared": licence,
         "attributionTexts": list(component.texts.values()),
     }
