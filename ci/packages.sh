@@ -178,7 +178,7 @@ package_rpm() { # package_rpm ARCH PROGRAMS
 %global use_source_date_epoch_as_buildtime 1
 %global clamp_mtime_to_source_date_epoch 1
 %global source_date_epoch_from_changelog 0
-%global _binary_payload w9.gzdio
+%global _binary_payload w9.xzdio
 %global _build_id_links none
 %global debug_package %{nil}
 %global __os_install_post %{nil}
