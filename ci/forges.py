@@ -5,6 +5,7 @@ right types. Prints each mistake.
 usage: ci/forges.py DIR      DIR: the repository
 """
 import pathlib
+import re
 import sys
 
 from strict import check, expect, load, mistakes
@@ -46,6 +47,10 @@ def main():
         ids = [question["id"] for question in questions]
         expect(len(set(ids)) == len(ids), f"{path}: an ID occurs twice")
         expect(all(question["attributes"]["label"] for question in questions), f"{path}: a question without a label")
+        # GitLab has no forms: its templates have the same questions.
+        text = (home / ".gitlab/issue_templates" / path.with_suffix(".md").name).read_text(encoding="utf-8")
+        expect(re.findall(r"^## (.*)$", text, re.MULTILINE) == [question["attributes"]["label"] for question in questions],
+               f"{path}: GitLab's template has other questions")
         expect(any(question.get("validations") for question in questions), f"{path}: no question needs an answer")
     workflow = read(home / ".github/workflows/test.yml", WORKFLOW)["jobs"]["test"]
     pipeline = read(home / ".gitlab-ci.yml", PIPELINE)["test"]
