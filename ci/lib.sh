@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck disable=SC2034
 mapfile -t plugins < <(sed -n 's/\.path = .*//p' crates/cni0/Cargo.toml)
 # shellcheck disable=SC2034
-tools=(cnitool cni0-install) # programs for operators, built and released beside the plugins
+tools=(cnitool cni0-install cni0-netavark) # programs that are not plugins of CNI, built and released beside them
 PATH=$PATH:/usr/sbin:/sbin # not in the PATH of ordinary users; contains ip and sysctl
 if [ -n "${CARGO_TARGET_DIR:-}" ]; then CARGO_TARGET_DIR=$(cd "$here" && realpath -m "$CARGO_TARGET_DIR"); fi
 

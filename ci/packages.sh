@@ -122,6 +122,7 @@ package_deb() { # package_deb ARCH PROGRAMS
     stage "$root" "$2" vendor-completions
     stage_units "$root" usr/lib/systemd/system usr/lib/cni
     cp "${plugins[@]/#/$2/}" "$root/usr/lib/cni"
+    install -D "$2/cni0-netavark" "$root/usr/libexec/netavark/cni0"
     cp deploy/packages/copyright "$2/THIRD-PARTY-LICENSES" "$doc"
     debian_changelog | gzip -9n >"$doc/changelog.gz"
     # The programs are static and position independent on purpose: they must work in any namespace.
@@ -160,10 +161,12 @@ END
 stage_own_directory() { # stage_own_directory ROOT PROGRAMS
     local own=$1/usr/libexec/cni0
     mkdir -p "$own"
-    cp "${plugins[@]/#/$2/}" "$2/cnitool" "$2/cni0-install" "$own"
+    cp "${plugins[@]/#/$2/}" "${tools[@]/#/$2/}" "$own"
     stage "$1" "$2" site-functions
     ln -sf ../libexec/cni0/cnitool "$1/usr/bin/cnitool"
     ln -s ../libexec/cni0/cni0-install "$1/usr/bin/cni0-install"
+    mkdir -p "$1/usr/libexec/netavark"
+    ln -s ../cni0/cni0-netavark "$1/usr/libexec/netavark/cni0"
     install -D -m 644 -t "$1/usr/share/licenses/$package" LICENSE "$2/THIRD-PARTY-LICENSES"
 }
 

@@ -48,10 +48,15 @@ pub struct Delegate<'a> {
 }
 
 impl<'a> Delegate<'a> {
-    /// Finds the first executable file called `name` in `CNI_PATH`.
+    /// Finds the first executable file called `name` in `CNI_PATH`. An embedded plugin finds the delegate in this
+    /// process, without a file.
     pub fn find(call: &'a Call<'a>, name: &str) -> Result<Delegate<'a>> {
-        let program = Program::find(call.path, name)?;
         let builtin = call.builtin.iter().copied().find(|plugin| plugin.name() == name);
+        if call.is_embedded && builtin.is_some() {
+            let program = Program { name: name.to_owned(), path: PathBuf::from(name) };
+            return Ok(Delegate { call, program, builtin, prepared: None });
+        }
+        let program = Program::find(call.path, name)?;
         let builtin = builtin.filter(|_| is_of_this_set(&program.path));
         Ok(Delegate { call, program, builtin, prepared: None })
     }

@@ -52,6 +52,7 @@ pub fn call(stdin: &[u8], args: &str, run: impl FnOnce(&Call<'_>)) {
         stdin,
         any_netns: false,
         builtin: &[],
+        is_embedded: false,
         home: RefCell::default(),
     };
     drop(format!("{log_settings:?}"));

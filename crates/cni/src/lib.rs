@@ -21,6 +21,7 @@ pub mod calls;
 mod collector;
 mod config;
 mod delegate;
+mod embedded;
 mod error;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -49,6 +50,7 @@ pub use args::Args;
 pub use collector::ErrorCollector;
 pub use config::ValidAttachment;
 pub use delegate::{Delegate, DelegateError, Program};
+pub use embedded::{Configured, EmbeddedList};
 pub use error::{Code, Context, Error, Result};
 pub use iptables::{add_rules, remove_chains, try_iptables};
 pub use keep::{Gone, Keep, Suspect};
@@ -62,7 +64,7 @@ pub use namespaces::{Guest, Namespaces};
 pub use ownership::{Judgement, KnownOwner, NamedLink, Ownership, Reason, Trace};
 pub use plugin::{Attachment, Call, Home, Ipam, Plugin, Prepared};
 #[doc(hidden)]
-pub use process::run;
+pub use process::{answer_panics, run};
 pub use result::{AddResult, Dns, Interface, IpConfig, Route};
 pub use sorted::SortedSet;
 pub use trial::try_edits;

@@ -143,6 +143,8 @@ pub struct Call<'a> {
     pub(crate) any_netns: bool,
     /// The delegates in this program.
     pub(crate) builtin: &'a [&'a dyn Plugin],
+    /// Whether the delegates in this program need no file in `path`.
+    pub(crate) is_embedded: bool,
     /// The plugin's own namespace and socket that were opened to validate the call.
     pub(crate) home: RefCell<Option<Home>>,
 }
@@ -176,8 +178,14 @@ impl<'a> Call<'a> {
             stdin: config.as_bytes(),
             any_netns: false,
             builtin: &[],
+            is_embedded: false,
             home: RefCell::default(),
         })
+    }
+
+    /// Creates a call of a plugin that a program of another protocol contains, with all the delegates that it may have.
+    pub(crate) fn embedded(config: &'a str, delegates: &'a [&'a dyn Plugin], home: Option<Home>) -> Result<Call<'a>> {
+        Ok(Call { builtin: delegates, is_embedded: true, home: home.into(), ..Call::for_config(config)? })
     }
 
     /// Returns this call with another configuration, for a plugin that generates the configuration of its delegate. The

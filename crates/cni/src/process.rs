@@ -55,7 +55,7 @@ struct ProcessOutput {
 /// Runs a program; returns `false` on failure.
 #[doc(hidden)]
 pub fn run(plugin: &dyn Plugin, delegates: &[&dyn Plugin], argument: Option<&OsStr>) -> bool {
-    answer_panics();
+    answer_panics(ABORTED, |error| refusal(error).stdout);
     let answer = answer(plugin, delegates, argument, &host::env, &mut Stdin, &host::answer);
     // If stderr cannot be written, there is nowhere to report it.
     let _ = io::stderr().write_all(answer.stderr.as_bytes());
@@ -69,16 +69,17 @@ pub fn run(plugin: &dyn Plugin, delegates: &[&dyn Plugin], argument: Option<&OsS
 /// Writes an answer to the caller.
 type Print<'a> = &'a dyn Fn(&[u8]) -> io::Result<()>;
 
-/// Makes panics print a CNI error, unless an answer was already printed.
-fn answer_panics() {
+/// Makes panics print an error, and aborts print `aborted`, unless an answer was already printed.
+#[doc(hidden)]
+pub fn answer_panics(aborted: &'static [u8], print: fn(&Error) -> Vec<u8>) {
     // An allocation failure aborts the process without running the hook. A stack overflow ends the process by SIGSEGV
     // without an answer: a handler would need its own stack, which costs three system calls per call. No input makes a
     // plugin recurse, so only a bug could cause one.
-    let _ = host::answer_aborts(ABORTED);
-    std::panic::set_hook(Box::new(|panic| {
+    let _ = host::answer_aborts(aborted);
+    std::panic::set_hook(Box::new(move |panic| {
         let error = Error::bug(panic).details("please report this, with the configuration");
         if !host::has_answered() {
-            let _ = host::answer(&refusal(&error).stdout);
+            let _ = host::answer(&print(&error));
         }
         #[expect(
             clippy::exit,
@@ -180,6 +181,7 @@ fn serve(
             stdin: &stdin,
             any_netns: variables.any_netns,
             builtin: delegates,
+            is_embedded: false,
             home: home.into(),
         };
         execute(plugin, &request, &call, print, &mut summary)

@@ -145,33 +145,41 @@ impl Request {
         Ok(bytes)
     }
 
-    /// Prevents ADD and DEL in the plugin's own namespace before anything is changed. Unlike the reference, which
-    /// checks afterwards. Returns the namespace and socket that were opened for the comparison.
-    ///
-    /// ADD fails. For DEL, the container's namespace is gone: a path such as `/proc/PID/ns/net` leads to the host once
-    /// the process ID is reused. So DEL continues without a namespace.
+    /// Prevents ADD and DEL in the plugin's own namespace. Returns the namespace and socket that were opened for the
+    /// comparison.
     pub(crate) fn exclude_own_netns(&mut self) -> Result<Option<Home>> {
-        let Request::Attachment(verb @ (Verb::Add | Verb::Del), at, variables) = self else { return Ok(None) };
-        let Some(path) = &at.netns else { return Ok(None) };
-        let allowed = *verb == Verb::Add && variables.any_netns;
-        // A path that cannot be examined is not the plugin's own; opening it later reports the reason.
-        let Some(theirs) = fs::metadata(path).ok().filter(|_| !allowed) else { return Ok(None) };
-        // Not every plugin needs a socket; the own namespace can be opened without one.
-        let home = Home::open().ok();
-        let is_own = match &home {
-            Some(home) => home.netns.is(&theirs)?,
-            None => Netns::current()?.is(&theirs)?,
-        };
-        if !is_own {
-            return Ok(home);
+        match self {
+            Request::Attachment(Verb::Add, _, Variables { any_netns: true, .. }) => Ok(None),
+            Request::Attachment(verb @ (Verb::Add | Verb::Del), at, _) => exclude_own_netns(*verb, at),
+            _ => Ok(None),
         }
-        if *verb == Verb::Del {
-            warn_of_own_netns(path);
-            at.netns = None;
-            return Ok(home);
-        }
-        Err(own_netns(path))
     }
+}
+
+/// Prevents ADD and DEL in the plugin's own namespace before anything is changed. Unlike the reference, which checks
+/// afterwards. Returns the namespace and socket that were opened for the comparison.
+///
+/// ADD fails. For DEL, the container's namespace is gone: a path such as `/proc/PID/ns/net` leads to the host once the
+/// process ID is reused. So DEL continues without a namespace.
+pub(crate) fn exclude_own_netns(verb: Verb, at: &mut Attachment) -> Result<Option<Home>> {
+    let Some(path) = &at.netns else { return Ok(None) };
+    // A path that cannot be examined is not the plugin's own; opening it later reports the reason.
+    let Ok(theirs) = fs::metadata(path) else { return Ok(None) };
+    // Not every plugin needs a socket; the own namespace can be opened without one.
+    let home = Home::open().ok();
+    let is_own = match &home {
+        Some(home) => home.netns.is(&theirs)?,
+        None => Netns::current()?.is(&theirs)?,
+    };
+    if !is_own {
+        return Ok(home);
+    }
+    if verb == Verb::Del {
+        warn_of_own_netns(path);
+        at.netns = None;
+        return Ok(home);
+    }
+    Err(own_netns(path))
 }
 
 /// Returns the error for an ADD in the plugin's own namespace.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use cni::{Code, Context, Error, NetworkName, Program, Result};
 use fs2::FileExt;
+use interface::subnets::{self, Use, uses_of_host};
 use linux::Deadline;
 use linux::ip::Cidr;
 use linux::netlink::Netlink;
@@ -117,28 +118,6 @@ fn validate(name: &NetworkName, dir: &Path, subnets: &[Cidr]) -> Result<NetworkL
     Network::read(list.clone()).faults.into_iter().next().map_or(Ok(list), Err)
 }
 
-/// A subnet that is in use.
-struct Use {
-    subnet: Cidr,
-    by: String,
-}
-
-/// Returns the subnets of addresses and routes, also of routes that drop packets.
-fn uses_of_host(host: &mut Netlink) -> Result<Vec<Use>> {
-    let mut uses = Vec::new();
-    for (link, address) in host.all_addresses()? {
-        let name = host.link_name(link)?.unwrap_or_else(|| link.to_string());
-        uses.push(Use { subnet: address.cidr, by: format!("link {name} has the address {}", address.cidr) });
-    }
-    for route in host.listed_routes()? {
-        let subnet = route.destination()?;
-        if !subnet.is_default() {
-            uses.push(Use { subnet, by: format!("this host has a route to {subnet}") });
-        }
-    }
-    Ok(uses)
-}
-
 /// Returns the subnets in the configuration of a network: all texts of an `ipam` object that are one, except in routes.
 fn uses_of_network(list: &NetworkList) -> Vec<Use> {
     fn collect(value: &Value, subnets: &mut Vec<Cidr>) {
@@ -176,11 +155,9 @@ fn free_subnet(uses: &[Use]) -> Result<Cidr> {
     let tens = (22..40).map(|n| (Ipv4Addr::new(10, n, 0, 0), 16));
     let seventeens = (24..32).map(|n| (Ipv4Addr::new(172, n, 0, 0), 16));
     let nineteens = (100..200).map(|n| (Ipv4Addr::new(192, 168, n, 0), 24));
-    let mut all = tens.chain(seventeens).chain(nineteens);
-    let free = all.find_map(|(ip, prefix)| {
-        Cidr::new(IpAddr::V4(ip), prefix).filter(|subnet| uses.iter().all(|used| !used.subnet.overlaps(subnet)))
-    });
-    free.ok_or_else(|| {
+    let all = tens.chain(seventeens).chain(nineteens);
+    let candidates = all.filter_map(|(ip, prefix)| Cidr::new(IpAddr::V4(ip), prefix));
+    subnets::first_free(candidates, uses).ok_or_else(|| {
         let what = "choose a subnet: all that cnitool tries are in use";
         Error::new(Code::CONFIG, what).details("give a subnet with --subnet")
     })

@@ -19,6 +19,7 @@
 //! | `shared_vlan` | a VLAN link of the host that several containers share |
 //! | `master` | finds the link on top of which a plugin creates another one |
 //! | `link_plugin` | a whole plugin, for those whose only object is a link in the container |
+//! | `subnets` | subnets of this host that are in use, and free ones, for new networks |
 //! | `name` | random names and MAC addresses |
 
 pub mod attach;
@@ -39,5 +40,6 @@ pub mod name;
 pub mod plan;
 pub mod removal;
 pub mod shared_vlan;
+pub mod subnets;
 
 pub use link_plugin::LinkType;

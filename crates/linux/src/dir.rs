@@ -127,11 +127,30 @@ impl Dir {
     /// Waits for the lock of a file, which is created if necessary; `None` at the deadline. The kernel releases the
     /// lock when the file is closed. Uses SIGALRM, so the caller must run on the main thread.
     pub fn lock(&self, name: &str, deadline: Deadline) -> io::Result<Option<File>> {
+        self.lock_with(name, File::try_lock, |file| deadline.run_interruptible(|| file.lock()))
+    }
+
+    /// Waits like [`Dir::lock`] for a lock that several processes can have at the same time.
+    pub fn lock_shared(&self, name: &str, deadline: Deadline) -> io::Result<Option<File>> {
+        self.lock_with(name, File::try_lock_shared, |file| deadline.run_interruptible(|| file.lock_shared()))
+    }
+
+    /// Takes the lock like [`Dir::lock`]; `None` if another process has it, also if several share it.
+    pub fn try_lock(&self, name: &str) -> io::Result<Option<File>> {
+        self.lock_with(name, File::try_lock, |_| Ok(None))
+    }
+
+    fn lock_with(
+        &self,
+        name: &str,
+        try_lock: fn(&File) -> Result<(), TryLockError>,
+        wait: impl Fn(&File) -> io::Result<Option<()>>,
+    ) -> io::Result<Option<File>> {
         loop {
             let file = self.file(name, OFlag::O_RDWR | OFlag::O_CREAT, 0o600)?.ok_or(Errno::ENOENT)?;
-            match file.try_lock() {
+            match try_lock(&file) {
                 Err(TryLockError::WouldBlock) => {
-                    if deadline.run_interruptible(|| file.lock())?.is_none() {
+                    if wait(&file)?.is_none() {
                         return Ok(None);
                     }
                 }

@@ -31,7 +31,9 @@ pub fn inject(lab: &Lab, call: Process, name: &str, n: usize, how: &str) -> Effe
             // Stdout contains one error and nothing else.
             let error: Value =
                 serde_json::from_str(&outcome.stdout).unwrap_or_else(|_| panic!("{name} {n}: {}", outcome.stdout));
-            assert!(error["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{name} {n}: {error}");
+            // Netavark's plugins have another name for it.
+            let message = error["msg"].as_str().or_else(|| error["error"].as_str());
+            assert!(message.is_some_and(|message| !message.is_empty()), "{name} {n}: {error}");
             Effect::Failed
         }
         status => {
