@@ -4,15 +4,12 @@ use cni::inspect::Shape;
 use cni::json::invalid;
 use cni::{Call, Code, Delegate, Dns, Error, IfName, Result};
 use interface::config::{ArgsKeys, DnsKeys, IpamKeys, MacKeys, MacSource};
-use interface::masquerade::{Backend, Masquerade};
+use interface::masquerade::Masquerade;
 use linux::ip::Cidr;
 use linux::netlink::{Port, VlanRange};
 use serde::Deserialize;
 
 use crate::vlan::{self, Vlans};
-
-/// The most networks in `ipMasqExclude`: the kernel limits the size of a rule.
-const MAX_EXCLUDED: usize = 16;
 
 /// The bridge of a network that names none.
 const DEFAULT_BRIDGE: &str = "cni0";
@@ -113,7 +110,7 @@ impl Config {
             gateway: keys.is_gateway || keys.is_default_gateway,
             default_gateway: keys.is_default_gateway,
             force_address: keys.force_address,
-            masquerade: keys.masquerade()?,
+            masquerade: Masquerade::read(keys.ip_masq, keys.ip_masq_backend.as_deref(), &keys.ip_masq_exclude)?,
             detect_duplicates: keys.enabledad,
             dns: keys.dns.if_set(),
             ipam: keys.ipam.name(),
@@ -227,36 +224,6 @@ impl Keys {
         }
         let trunk = VlanRange::covering((0..).zip(trunk).filter_map(|(id, wanted)| wanted.then_some(id)));
         Ok(Some(Vlans { own, trunk, keep_default: self.preserve_default_vlan }))
-    }
-
-    /// Validates the keys about masquerade.
-    fn masquerade(&self) -> Result<Option<Masquerade>> {
-        let backend = Backend::read(self.ip_masq_backend.as_deref())?;
-        let exclude = self.exclude()?;
-        Ok(self.ip_masq.then_some(Masquerade { backend, exclude }))
-    }
-
-    /// Validates `ipMasqExclude`, and removes duplicates.
-    fn exclude(&self) -> Result<Vec<Cidr>> {
-        let mut networks = Vec::new();
-        for (index, net) in self.ip_masq_exclude.iter().enumerate() {
-            let refuse = |what, remedy: &str| Err(invalid(&format!("ipMasqExclude[{index}]"), what, remedy));
-            if net.ip() != net.ip().to_canonical() {
-                return refuse(format_args!("{net} is IPv4 written as IPv6"), "write it as IPv4");
-            }
-            if *net != net.network() {
-                return refuse(format_args!("{net} has host bits set"), &format!("write {}", net.network()));
-            }
-            if !networks.contains(net) {
-                networks.push(*net);
-            }
-        }
-        if networks.len() > MAX_EXCLUDED {
-            let what = format_args!("{} networks are too many", networks.len());
-            let remedy = format!("list at most {MAX_EXCLUDED}, and combine neighbouring networks");
-            return Err(invalid("ipMasqExclude", what, &remedy));
-        }
-        Ok(networks)
     }
 }
 

@@ -3,7 +3,8 @@
 use cni::inspect::Shape;
 use cni::{Call, Delegate, Dns, Result};
 use interface::config::{ArgsKeys, DnsKeys, IpamKeys, MacKeys, MacSource};
-use interface::masquerade::{Backend, Masquerade};
+use interface::masquerade::Masquerade;
+use linux::ip::Cidr;
 use serde::Deserialize;
 
 /// The validated configuration.
@@ -29,6 +30,7 @@ pub(crate) struct Config {
 struct Keys {
     ip_masq: bool,
     ip_masq_backend: Option<String>,
+    ip_masq_exclude: Vec<Cidr>,
     link_local_gateway: bool,
     mtu: i64,
     stable_mac: bool,
@@ -47,13 +49,12 @@ impl Config {
     /// Parses and validates the configuration and `CNI_ARGS`.
     pub(crate) fn parse(call: &Call<'_>) -> Result<Config> {
         let keys: Keys = call.parse()?;
-        let backend = Backend::read(keys.ip_masq_backend.as_deref())?;
         Ok(Config {
             mtu: interface::config::mtu(keys.mtu)?,
             mac: MacSource::new(interface::config::mac(&keys.runtime_config, &keys.args, call)?, keys.stable_mac),
             ipam: keys.ipam.name(),
             link_local_gateway: keys.link_local_gateway,
-            masquerade: keys.ip_masq.then_some(Masquerade { backend, exclude: Vec::new() }),
+            masquerade: Masquerade::read(keys.ip_masq, keys.ip_masq_backend.as_deref(), &keys.ip_masq_exclude)?,
             dns: keys.dns.if_set(),
         })
     }

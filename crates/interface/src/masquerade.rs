@@ -31,18 +31,21 @@ const POSTROUTING: Chain<'_> = TABLE.chain("postrouting");
 /// The remedy if nftables is unavailable.
 const FIX_HINT: &str = "load the kernel modules nf_tables and nft_masq, or set \"ipMasqBackend\" to \"iptables\"";
 
+/// The most networks in `ipMasqExclude`: the kernel limits the size of a rule.
+const MAX_EXCLUDED: usize = 16;
+
 /// The masquerade of a network, as its configuration says.
 #[derive(Debug)]
 pub struct Masquerade {
     /// What adds the rules.
-    pub backend: Backend,
+    backend: Backend,
     /// Networks to which containers send with their own addresses. Without host bits.
-    pub exclude: Vec<Cidr>,
+    exclude: Vec<Cidr>,
 }
 
 /// What adds the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backend {
+enum Backend {
     /// nftables if the kernel supports it, otherwise iptables. Unlike the reference, which prefers iptables.
     Auto,
     /// Only nftables.
@@ -53,7 +56,7 @@ pub enum Backend {
 
 impl Backend {
     /// Validates the key `ipMasqBackend`.
-    pub fn read(key: Option<&str>) -> Result<Backend> {
+    fn read(key: Option<&str>) -> Result<Backend> {
         match key {
             None => Ok(Backend::Auto),
             Some("nftables") => Ok(Backend::Nftables),
@@ -67,7 +70,36 @@ impl Backend {
     }
 }
 
+/// Validates the key `ipMasqExclude`, and removes duplicates.
+fn read_excluded(key: &[Cidr]) -> Result<Vec<Cidr>> {
+    let mut networks = Vec::new();
+    for (index, net) in key.iter().enumerate() {
+        let refuse = |what, remedy: &str| Err(invalid(&format!("ipMasqExclude[{index}]"), what, remedy));
+        if net.ip() != net.ip().to_canonical() {
+            return refuse(format_args!("{net} is IPv4 written as IPv6"), "write it as IPv4");
+        }
+        if *net != net.network() {
+            return refuse(format_args!("{net} has host bits set"), &format!("write {}", net.network()));
+        }
+        if !networks.contains(net) {
+            networks.push(*net);
+        }
+    }
+    if networks.len() > MAX_EXCLUDED {
+        let what = format_args!("{} networks are too many", networks.len());
+        let remedy = format!("list at most {MAX_EXCLUDED}, and combine neighbouring networks");
+        return Err(invalid("ipMasqExclude", what, &remedy));
+    }
+    Ok(networks)
+}
+
 impl Masquerade {
+    /// Validates the keys `ipMasq`, `ipMasqBackend` and `ipMasqExclude`. `None` without `ipMasq`.
+    pub fn read(enabled: bool, backend: Option<&str>, exclude: &[Cidr]) -> Result<Option<Masquerade>> {
+        let masquerade = Masquerade { backend: Backend::read(backend)?, exclude: read_excluded(exclude)? };
+        Ok(enabled.then_some(masquerade))
+    }
+
     /// ADD: adds the rules for the addresses of the container, each with the prefix of its network, and their rollback.
     pub fn add(&self, add: &mut Add<'_>, ips: &[Cidr]) -> Result<()> {
         let key = add.key;

@@ -12,6 +12,8 @@ const VALUES: &[(&str, u32, &[&str])] = &[
     (r#""ipMasqBackend": "ipfw""#, 7, &["ipMasqBackend", "ipfw"]),
     (r#""ipMasqBackend": """#, 7, &["ipMasqBackend", "\"\""]),
     (r#""ipMasqBackend": true"#, 6, &["ipMasqBackend", "true"]),
+    (r#""ipMasqExclude": "10.0.0.0/8""#, 6, &["ipMasqExclude", "10.0.0.0/8"]),
+    (r#""ipMasqExclude": ["fd00::/8", "10.244.1.1/24"]"#, 7, &["ipMasqExclude[1]", "10.244.1.1/24", "host bits"]),
     (r#""linkLocalGateway": "yes""#, 6, &["linkLocalGateway", "yes"]),
     (r#""linkLocalGateway": 1"#, 6, &["linkLocalGateway", "1"]),
     (r#""mtu": "1500""#, 6, &["mtu", "\"1500\""]),

@@ -97,3 +97,26 @@ fn packets_to_other_networks_are_masqueraded() {
         }
     }
 }
+
+/// For both backends and both kinds of next hops. CHECK compares the rules with the key, and DEL does not need it.
+#[test]
+fn excluded_networks_see_the_address_of_the_pod() {
+    for backend in ["nftables", "iptables"] {
+        for mode in modes() {
+            let lab = &Lab::new();
+            let beyond = lab.outside();
+            lab.sh("ip -n outside route add 10.1.0.0/24 via 192.0.2.1; ip -n outside route add fd01::/64 via 2001:db8::1");
+            let masqueraded = dual_stack(with(mode, json!({ "ipMasq": true, "ipMasqBackend": backend })));
+            let excluded = with(masqueraded.clone(), json!({ "ipMasqExclude": ["192.0.2.0/24", "2001:db8::/64"] }));
+            let pod = Pod::new(lab, "a");
+            let result = pod.add(&excluded);
+            pod.check_result(&excluded, &result).ok();
+            for (any, own, ..) in FAMILIES {
+                let outside = if own.contains(':') { "2001:db8::2" } else { "192.0.2.2" };
+                assert_eq!(send(&pod.udp(any), &udp(Some(&beyond), any, 0), outside), own.parse().ok(), "{backend}");
+            }
+            pod.del(&masqueraded);
+            assert_clean(lab);
+        }
+    }
+}
