@@ -17,11 +17,12 @@ use std::time::{Duration, Instant};
 use cni::inspect::{LeaseHolder, Owner};
 use cni::{Code, Context, Error, Result};
 use linux::Netns;
+use linux::ip::Cidr;
 use linux::netlink::Netlink;
 use serde_json::{Map, Value, json};
 
 use crate::chain::Chain;
-use crate::conf::{self, NetworkList};
+use crate::conf::{self, NetworkList, Plugin};
 use crate::lock::Lock;
 use crate::node::{Network, Node};
 use crate::privilege::require_capabilities;
@@ -132,7 +133,7 @@ fn probe(list: &NetworkList, signals: &Signals, options: &Options, report: &mut 
         host: Netlink::open()?,
         members: Vec::new(),
         bridge: network.bridge.clone(),
-        masquerades: list.plugins.iter().any(|plugin| plugin.config.get("ipMasq") == Some(&Value::Bool(true))),
+        excluded: list.plugins.iter().find_map(excluded),
         table: session.name.replace('-', "_"),
     };
     // A port of this host can be published once.
@@ -161,6 +162,13 @@ fn probe(list: &NetworkList, signals: &Signals, options: &Options, report: &mut 
         session.end()?;
     }
     probed
+}
+
+/// Returns the networks to which a plugin does not masquerade; `None` if it masquerades nothing.
+fn excluded(plugin: &Plugin) -> Option<Vec<Cidr>> {
+    let networks = plugin.config.get("ipMasqExclude").and_then(Value::as_array).into_iter().flatten();
+    let networks = networks.filter_map(|network| network.as_str()?.parse().ok()).collect();
+    (plugin.config.get("ipMasq") == Some(&Value::Bool(true))).then_some(networks)
 }
 
 /// Attaches the containers. Returns whether all ADDs succeeded.

@@ -191,7 +191,7 @@ impl Seeker<'_> {
         if seen != Some(self.source) {
             return Ok(None);
         }
-        if !self.scene.masquerades {
+        if !self.scene.masquerades(to) {
             let what = format!("no answer comes back: it needs a route to {}, which is not masqueraded", self.source);
             return Ok(Some(self.cause("route", Spot::Outside, what)));
         }

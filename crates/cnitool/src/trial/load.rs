@@ -163,7 +163,7 @@ impl Shared<'_> {
             host: Netlink::open()?,
             members: vec![member],
             bridge: self.network.bridge.clone(),
-            masquerades: false,
+            excluded: None,
             table: String::new(),
         };
         let ip = scene.members.first().and_then(|member| member.ips().first().cloned());

@@ -279,12 +279,16 @@ impl<'a> Probes<'a> {
     }
 
     fn masquerade(&mut self, from: IpAddr, outside: IpAddr, family: &'static str) -> Result<()> {
-        let wanted = self.scene.masquerades;
+        let wanted = self.scene.masquerades(outside);
+        let is_excluded = self.scene.excluded.is_some() && !wanted;
         let source = Conntrack::open()?.reply_destination(from, outside)?;
         let outcome = match source {
             None => Outcome::Skipped("the kernel does not track the connection".to_owned()),
             Some(source) if wanted && source == from => {
                 Outcome::Failed(format!("\"ipMasq\" is set, but {outside} sees {from}"), Vec::new())
+            }
+            Some(source) if is_excluded && source != from => {
+                Outcome::Failed(format!("\"ipMasqExclude\" has {outside}, but it sees {source}"), Vec::new())
             }
             Some(source) => Outcome::Passed(format!("{outside} sees {source}")),
         };

@@ -19,7 +19,7 @@ pub(super) const PROBES: [(&str, &str); 22] = [
     ("neighbour-mtu", "the largest packet arrives without fragments"),
     ("host", "the host reaches the container, and gets answers"),
     ("outside", "an address outside of this host answers"),
-    ("masquerade", "there, packets have the address of this host"),
+    ("masquerade", "there, packets have the address of this host, unless \"ipMasqExclude\" has the destination"),
     ("port-host", "a published port is reachable at an address of this host"),
     ("port-udp", "a published port of UDP is, too"),
     ("port-loopback", "a published port is reachable at 127.0.0.1"),

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use cni::inspect::Bridge;
 use cni::{Context, Result};
 use linux::Netns;
+use linux::ip::Cidr;
 use linux::netlink::{Link, Netlink};
 
 use super::flow::{PORT, any};
@@ -28,13 +29,18 @@ pub(super) struct Scene {
     pub(super) members: Vec<Member>,
     /// The bridge of the network, if it has one.
     pub(super) bridge: Option<Bridge>,
-    /// Whether the network masquerades the addresses of its containers.
-    pub(super) masquerades: bool,
+    /// The networks to which the network does not masquerade; `None` if it masquerades nothing.
+    pub(super) excluded: Option<Vec<Cidr>>,
     /// The name of a table for trace events, which no other program uses.
     pub(super) table: String,
 }
 
 impl Scene {
+    /// Returns whether the network masquerades packets to this address, according to its configuration.
+    pub(super) fn masquerades(&self, to: IpAddr) -> bool {
+        self.excluded.as_ref().is_some_and(|excluded| !excluded.iter().any(|network| network.contains(to)))
+    }
+
     /// Returns the namespace of a spot; `None` for other machines.
     pub(super) fn netns(&self, spot: Spot) -> Option<&Netns> {
         match spot {
