@@ -122,7 +122,10 @@ impl<'a> Cluster<'a> {
     pub(crate) fn new(lab: &'a Lab, settings: Settings) -> Cluster<'a> {
         eprintln!("--- {settings:?}");
         let lan = lab.another();
-        lan.within(|| lab.sh("ip link add lan type bridge mcast_snooping 0; ip link set lan up"));
+        // An address that was set does not change with the ports, so that nodes can keep it in their tables.
+        lan.within(|| {
+            lab.sh("ip link add lan address 0a:58:c0:a8:4d:63 type bridge mcast_snooping 0; ip link set lan up")
+        });
         let cluster = Cluster { lab, settings, lan };
         cluster.set_addresses(&cluster.lan, OUTSIDE, "lan");
         cluster
