@@ -37,7 +37,8 @@ need() {
 }
 
 # install_packages PACKAGE ...: only the programs are needed. No service is started, neither now (apt-get starts none if it
-# cannot see systemd, or if policy-rc.d forbids it) nor at the next boot: firewalld would change the network of this machine.
+# cannot see systemd, or if policy-rc.d forbids it) nor at the next boot: firewalld and bird would change the network of this
+# machine.
 install_packages() (
     apt=(apt-get) policy=/usr/sbin/policy-rc.d
     # shellcheck disable=SC2016  # expanded by that sh
@@ -50,9 +51,10 @@ install_packages() (
     fi
     DEBIAN_FRONTEND=noninteractive DEBCONF_NOWARNINGS=yes \
         "${apt[@]}" -qy install --no-install-recommends "$@" >/dev/null || exit 1
-    if [[ " $* " == *" firewalld "* ]] && command -v systemctl >/dev/null; then
-        systemctl --quiet disable firewalld.service || true
-    fi
+    local package
+    for package in firewalld bird2; do
+        [[ " $* " != *" $package "* ]] || ! command -v systemctl >/dev/null || systemctl --quiet disable "${package%2}.service" || true
+    done
 )
 
 # can_install PACKAGE: checks that this user can install the package and that Debian has it.

@@ -23,6 +23,12 @@ pub fn section<'a>(text: &'a str, heading: &str) -> &'a str {
     page::section(text, heading).unwrap_or_else(|| panic!("no heading {heading:?}"))
 }
 
+/// Returns the code blocks of a document in a language.
+pub fn blocks(text: &str, language: &str) -> Vec<String> {
+    let fence = format!("```{language}\n");
+    text.split(&fence).skip(1).filter_map(|rest| rest.split("```").next()).map(str::to_owned).collect()
+}
+
 /// Returns the keys that `docs/configuration.md` describes under `heading`.
 pub fn keys_under(heading: &str) -> Vec<Key> {
     let keys = page::keys(&read("docs/configuration.md"), heading).unwrap_or_else(|error| panic!("{error}"));

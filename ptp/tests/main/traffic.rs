@@ -105,7 +105,9 @@ fn excluded_networks_see_the_address_of_the_pod() {
         for mode in modes() {
             let lab = &Lab::new();
             let beyond = lab.outside();
-            lab.sh("ip -n outside route add 10.1.0.0/24 via 192.0.2.1; ip -n outside route add fd01::/64 via 2001:db8::1");
+            lab.sh(
+                "ip -n outside route add 10.1.0.0/24 via 192.0.2.1; ip -n outside route add fd01::/64 via 2001:db8::1",
+            );
             let masqueraded = dual_stack(with(mode, json!({ "ipMasq": true, "ipMasqBackend": backend })));
             let excluded = with(masqueraded.clone(), json!({ "ipMasqExclude": ["192.0.2.0/24", "2001:db8::/64"] }));
             let pod = Pod::new(lab, "a");

@@ -289,9 +289,9 @@ fn the_reference_supports_the_keys_as_described() {
 fn every_network_in_the_documents_works() {
     let mut count = 0;
     for (path, text) in documents() {
-        for block in text.split("```json\n").skip(1) {
-            let block = block.split("```").next().unwrap();
-            let whole: Value = serde_json::from_str(block).unwrap_or_else(|error| panic!("{path:?}: {error}: {block}"));
+        for block in document::blocks(&text, "json") {
+            let whole: Value =
+                serde_json::from_str(&block).unwrap_or_else(|error| panic!("{path:?}: {error}: {block}"));
             let single = vec![whole.clone()];
             let plugins_of = whole["plugins"].as_array().unwrap_or(&single).iter();
             // Skips results, and plugins of other projects.

@@ -9,5 +9,6 @@ mod log;
 mod log_daemons;
 mod names;
 mod plugins;
+mod routing;
 mod several;
 mod streams;

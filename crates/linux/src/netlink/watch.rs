@@ -28,6 +28,8 @@ pub enum Event {
     Link,
     /// An IPv6 address was added, deleted or changed, for example because duplicate address detection has finished.
     Ipv6Address,
+    /// A route of IPv4 was added, deleted or changed.
+    Ipv4Route,
     /// A route of IPv6 was added, deleted or changed.
     Ipv6Route,
 }
@@ -44,6 +46,7 @@ impl Watch {
         let group = match event {
             Event::Link => libc::RTNLGRP_LINK,
             Event::Ipv6Address => libc::RTNLGRP_IPV6_IFADDR,
+            Event::Ipv4Route => libc::RTNLGRP_IPV4_ROUTE,
             Event::Ipv6Route => libc::RTNLGRP_IPV6_ROUTE,
         };
         Ok(Watch {
