@@ -18,7 +18,9 @@ use crate::mapping::{Key, Mapping};
 use crate::publication::{PortRemoval, Publication};
 use crate::published::{PortOwner, PublishedPort};
 use crate::table::{ATTACHMENTS, Frame, INVENTORY};
-use crate::{flows, inventory, iptables, listener, localnet, other_forms, owner, reference, removal, table};
+use crate::{
+    flows, inventory, iptables, listener, localnet, node_ports, other_forms, owner, reference, removal, table,
+};
 
 /// The remedy if nftables is unavailable.
 pub(crate) const FIX_HINT: &str =
@@ -34,6 +36,7 @@ impl Publication<'_> {
         }
         listener::warn_of_listeners(&mappings);
         let (mut host, mut nft) = (Host::from(Netlink::open()?), Nftables::open()?);
+        node_ports::warn_of_services(&mut nft, &mappings);
         let mut has_legacy_rules = false;
         let Err(error) = self.publish(&mappings, &mut host, &mut nft, &mut has_legacy_rules) else { return Ok(()) };
         // What the attachment publishes was published by an earlier ADD, and is still in use.

@@ -21,7 +21,7 @@ use crate::mapping::{Key, Mapping};
 use crate::publication::{Publication, REPAIR_HINT};
 use crate::published::{Form, PortOwner, PublishedPort};
 use crate::table::{Frame, Scope};
-use crate::{Portmap, check, localnet, other_forms, removal};
+use crate::{Portmap, check, localnet, node_ports, other_forms, removal};
 
 /// The kinds of objects that the plugin creates.
 static KINDS: [ObjectKind; 1] =
@@ -228,6 +228,7 @@ impl Checker<'_> {
             let finding = broken(Level::Fail, format!("no packet reaches published ports: {text}"));
             findings.push(finding.about(publishing.iter().cloned().chain(ports)));
         }
+        findings.extend(self.find_node_ports(&live)?);
         findings.extend(
             self.find_exposure(&links)?.map(|finding| finding.remedy(REPAIR_HINT).fix(Fix::Repair).about(publishing)),
         );
@@ -314,6 +315,22 @@ impl Checker<'_> {
         }
         into.live.extend(own.into_iter().cloned());
         Ok(())
+    }
+
+    /// Reports published ports that kube-proxy leads to services.
+    fn find_node_ports(&mut self, live: &[PublishedPort]) -> Result<Option<Finding>> {
+        let mappings: Vec<Mapping> = live.iter().map(|published| published.mapping).collect();
+        let taken = node_ports::find(&mut self.nft, &mappings, u32::MAX)?;
+        let finding = Finding::fail(
+            KINDS[0].name,
+            Id("portmap-node-port"),
+            format!(
+                "kube-proxy leads {} published ports to services, as NodePorts, before the plugin does",
+                taken.len()
+            ),
+        );
+        let remedy = "give the service another nodePort, or the pod another hostPort";
+        Ok((!taken.is_empty()).then(|| finding.about(taken.iter().map(published_port)).remedy(remedy)))
     }
 
     /// Returns what keeps packets from the published ports of live attachments, if anything does.

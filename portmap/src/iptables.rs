@@ -35,7 +35,7 @@ use linux::netlink::nft::{self, Edit, Family, Nftables};
 
 use crate::config::{Backend, Config, Marking, Masquerade};
 use crate::host::Host;
-use crate::mapping::{self, HostAddress, Mapping, Port};
+use crate::mapping::{self, HostAddress, Key, Mapping, Port};
 use crate::publication::{PortRemoval, Publication, difference};
 use crate::published::{Form, PortOwner, PublishedPort, Wanted};
 use found::Found;
@@ -162,6 +162,13 @@ pub(crate) fn list(nft: &mut Nftables, wanted: Wanted<'_>) -> Result<(bool, Vec<
         }
     }
     Ok((has_entries, found))
+}
+
+/// Returns whether a port is one of those that the rules of another program's chain lead into further chains.
+pub(crate) fn ports_that_leave(view: &mut View<'_>, chain: &str) -> Result<impl Fn(&Key) -> bool + use<>> {
+    let mut rules = found::list(view, chain)?;
+    rules.retain(|rule| rule.jump.is_some() && !rule.ports.is_empty());
+    Ok(move |key: &Key| rules.iter().any(|rule| rule.covers(key.protocol, key.port)))
 }
 
 /// Lists the published ports in a table to which `entries` lead, in the order in which packets meet them. Skips those

@@ -10,8 +10,8 @@
 //! - `iptables` is the form of the reference with iptables; `reference` has its form with nftables, which is only read
 //!   and removed. `other_forms` looks for both, `published` is a port in any form, and `owner` finds out whether its
 //!   owner still exists.
-//! - `localnet` makes ports reachable from loopback addresses, `flows` corrects connection tracking, and `listener`
-//!   warns of processes on the same port.
+//! - `localnet` makes ports reachable from loopback addresses, `flows` corrects connection tracking, `listener` warns
+//!   of processes on the same port, and `node_ports` of services of Kubernetes.
 //! - `host` is a socket that is opened when it is needed, and `inspect` is for `cnitool`.
 
 mod add;
@@ -30,6 +30,7 @@ mod iptables;
 mod listener;
 mod localnet;
 mod mapping;
+mod node_ports;
 mod other_forms;
 mod owner;
 mod publication;

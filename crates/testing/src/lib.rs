@@ -27,6 +27,7 @@ pub mod dhcp6;
 pub mod document;
 pub mod fault;
 pub mod firewalld;
+pub mod kubernetes;
 pub mod legacy;
 pub mod network;
 pub mod packets;

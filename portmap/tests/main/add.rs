@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use testing::config::{on_network, with};
 use testing::packets::udp;
-use testing::{Lab, Pod, Process, skip};
+use testing::{Lab, Pod, Process, kubernetes, skip};
 
 use crate::support::{assert_clean, config, entries, port, published, table};
 
@@ -283,6 +283,29 @@ fn a_process_that_listens_on_the_port_is_reported() {
     let lines: Vec<&str> = outcome.stderr.lines().collect();
     assert_eq!(lines.len(), 2, "{lines:#?}");
     assert!(lines[0].contains("tcp 127.0.0.2:8082") && lines[1].contains("udp 127.0.0.1:8081"), "{lines:#?}");
+}
+
+/// kube-proxy translates connections to a NodePort before the plugin does.
+#[test]
+fn a_port_of_a_service_is_reported() {
+    for mode in ["nftables", "iptables"] {
+        let lab = &Lab::new();
+        kubernetes::add_node_port(lab, mode);
+        let pod = Pod::absent(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+        let warnings = |ports: &[&str]| {
+            let outcome = pod.call("ADD", &config(ports)).env("CNI_LOG", "warn").run();
+            outcome.ok();
+            outcome.stderr.lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let lines = warnings(&["30080:80/tcp", "30080:80/udp", "30081:80/tcp"]);
+        assert!(lines.len() == 1 && lines[0].contains("tcp port 30080 is a NodePort"), "{mode}: {lines:?}");
+        let lines = warnings(&["192.0.2.1 30080:80/tcp"]);
+        assert!(lines.len() == 1 && lines[0].contains("tcp 192.0.2.1:30080 is a NodePort"), "{mode}: {lines:?}");
+        assert_eq!(warnings(&["127.0.0.1 30080:80/tcp", "fd00::1 30080:80/tcp"]), [""; 0], "{mode}");
+        // It is only a warning, and costs nothing without a log.
+        let outcome = pod.call("ADD", &config(&["30080:80/tcp"])).run();
+        assert_eq!((outcome.status, outcome.stderr.as_str()), (Some(0), ""));
+    }
 }
 
 /// A prefix that includes the loopback addresses.

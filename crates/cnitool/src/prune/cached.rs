@@ -1,5 +1,5 @@
-//! Networks without a configuration: runtimes define some themselves, such as the loopback of containerd, and others were
-//! removed. The cache has the configuration of each ADD, with which DEL is called as the runtime would have done.
+//! Networks without a configuration: runtimes define some themselves, such as the loopback of containerd, and others
+//! were removed. The cache has the configuration of each ADD, with which DEL is called as the runtime would have done.
 
 use cni::{Code, Error, ErrorCollector, Result};
 

@@ -1,7 +1,7 @@
 //! Rules at every hook, their sets and states, and rules that translate addresses first.
 
 use serde_json::json;
-use testing::skip;
+use testing::{kubernetes, legacy, skip};
 
 use super::routes::add_uplink;
 use super::{assert_healthy, only_problem, subjects};
@@ -328,4 +328,33 @@ fn rules_of_healthy_nodes() {
         "iptables-nft -t nat -A DOCKER ! -i docker0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 172.17.0.3:80",
     );
     assert!(only_problem(&host, "portmap", "fail").contains("leads a published port elsewhere"));
+}
+
+/// The NodePort of a service wins over the host port of a pod, whatever the mode of kube-proxy is.
+#[test]
+fn a_host_port_that_is_a_node_port_is_reported() {
+    let host = host("10.33.0.0/24");
+    let mut config = crate::node::network("pods", "10.33.0.0/24", &json!({}));
+    let plugin = json!({ "type": "portmap", "capabilities": { "portMappings": true } });
+    config["plugins"].as_array_mut().unwrap().push(plugin);
+    host.configure("10-pods.conflist", &config.to_string());
+    add_uplink(&host);
+    let ports = r#"{"portMappings": [{"hostPort": 30080, "containerPort": 80, "protocol": "tcp"},
+                                     {"hostPort": 30081, "containerPort": 81, "protocol": "tcp"}]}"#;
+    attach_with(&host, "blue", ports);
+    for (mode, remove) in [
+        ("nftables", "nft delete table ip kube-proxy"),
+        ("iptables", "nft delete table ip nat"),
+        ("legacy", "iptables-legacy -t nat -F; iptables-legacy -t nat -X"),
+    ] {
+        if mode == "legacy" && !legacy::use_tables(&host.lab, "nat") {
+            return skip("a_host_port_that_is_a_node_port_is_reported", "there are no legacy tables");
+        }
+        kubernetes::add_node_port(&host.lab, mode);
+        let what = only_problem(&host, "portmap", "fail");
+        assert!(what.contains("tcp 0.0.0.0:30080") && !what.contains("30081"), "{mode}: {what}");
+        assert!(what.contains(if mode == "legacy" { "KUBE-SEP" } else { "NodePort" }), "{mode}: {what}");
+        host.lab.sh(remove);
+        assert_healthy(&host, mode);
+    }
 }
