@@ -16,6 +16,7 @@
  * the answer of the call before it, as the previous result, and a brace. */
 struct call {
     const char *path;
+    char *const *arguments;
     char *const *env;
     const char *config;
     long size;
@@ -58,13 +59,12 @@ static int start(struct call *call)
             return EMSGSIZE;
     }
     close(in[1]);
-    char *const arguments[] = {(char *)call->path, 0};
     volatile int error = 0; /* shared with the child */
     call->began = now();
     call->process = vfork();
     if (call->process == 0) {
         if (dup2(in[0], 0) == 0 && dup2(out[1], 1) == 1)
-            execve(call->path, arguments, call->env);
+            execve(call->path, call->arguments, call->env);
         error = errno;
         _exit(127);
     }

@@ -63,6 +63,9 @@ can_install() {
         [ -n "$(apt-cache madison "$1" 2>/dev/null)" ]
 }
 
+# netavark_cache: prints the directory where ci/runtimes keeps netavark, which it builds once.
+netavark_cache() { echo "${XDG_CACHE_HOME:-/var/cache}/cni0-netavark"; }
+
 # need_rust: makes sure that there are cargo, of at least the workspace's rust-version, and a linker.
 need_rust() {
     local wanted have

@@ -8,6 +8,7 @@ import sys
 
 OURS, THEIRS, FLOOR = "cni0", "reference", "floor"  # the contestants in targets
 LIST = "podman's list"
+PODMAN_5, NETAVARK = "podman 5", "netavark"  # a measure with its own contestant
 
 Sample = collections.namedtuple("Sample", "wall cpu")  # in ms
 
@@ -70,6 +71,8 @@ def all_targets(results):
     ratio = results.ratio
     return [
         (f"{LIST} ADD, reference to ours", ratio(f"{LIST} ADD", THEIRS, OURS), ">=", 25),
+        *((f"{PODMAN_5} {command}, netavark's driver to ours", ratio(f"{PODMAN_5} {command}", NETAVARK, OURS), ">=", 20)
+          for command in ("ADD", "DEL")),
         *((f"{name} ADD, to the floor", ratio(f"{name} ADD", OURS, FLOOR), "<=", limit)
           for name, limit in (("bridge plain", 1.5), ("bridge masquerade nftables", 1.6), ("bridge dual stack", 1.6))),
         *((f"{name}, reference to ours", ratio(name, THEIRS, OURS), ">=", limit) for name, limit in (
@@ -125,11 +128,16 @@ def tables(results):
                 *(times(results.ratio(measure, above, below, which)) for above, below in pairs)]
 
     ratios = [f"{above} : {below}" for above, below in pairs]
+    ordinary = [measure for measure in results.samples if not measure.startswith(PODMAN_5)]
+    yield ("podman 5: setup and teardown of a container with a published port. Wall time in ms, p50, and the ratio",
+           ["measure", "n", "our plugin of netavark", "netavark's driver bridge", f"{NETAVARK} : {ours}"],
+           [[measure, str(len(by[OURS])), *(figure(results.quantile(measure, who, 0.5)) for who in (OURS, NETAVARK)),
+             times(results.ratio(measure, NETAVARK, OURS))] for measure, by in results.samples.items() if measure not in ordinary])
     yield ("Wall time in ms, p50/p90/p99, and ratios of the medians (95 % confidence)",
-           ["measure", "n", *results.names, *ratios], [row(measure, "wall") for measure in results.samples])
+           ["measure", "n", *results.names, *ratios], [row(measure, "wall") for measure in ordinary])
     yield ("Processor time in ms, of all processes of a call, p50",
            ["measure", "n", *results.names, *ratios],
-           [row(measure, "cpu") for measure in results.samples])
+           [row(measure, "cpu") for measure in ordinary])
     versions, sizes = results.data.get("versions", {}), results.data["sizes"]
     yield ("Counts of one call: system calls · netlink messages sent · processes · MiB of the largest process",
            ["call", *results.names],

@@ -80,7 +80,7 @@ fn a_container_has_the_name_and_the_mac_address_that_podman_chose() {
     let (net, a) = (network(1), Container::new(lab, 2));
     let mut input = a.input(&net, "lan7");
     input["network_options"]["static_mac"] = "02:11:22:33:44:55".into();
-    let status = a.call("setup", &input).run().ok();
+    let status = a.set_up_as(&input);
     assert_eq!(status["interfaces"]["lan7"]["mac_address"], "02:11:22:33:44:55");
     assert_eq!(a.sh("cat /sys/class/net/lan7/address"), "02:11:22:33:44:55\n");
     a.call("teardown", &input).run().silent();
@@ -100,7 +100,7 @@ fn a_container_has_several_networks() {
     );
     a.set_up(&first);
     let input = a.input(&second, "eth1");
-    a.call("setup", &input).run().ok();
+    a.set_up_as(&input);
     let server = Server::start("tcp", Some(&a.netns), "0.0.0.0", 80);
     HOST.expect(&from("10.1.0.1"), "10.1.0.2", 80, &server);
     HOST.expect(&from("10.2.0.1"), "10.2.0.2", 80, &server);

@@ -22,7 +22,7 @@ fn a_failing_system_call_leaves_nothing() {
     let failures = inject_everywhere(
         lab,
         &calls,
-        || a.call("setup", &a.input(&net, "eth0")),
+        || a.call_plugin("setup", &a.input(&net, "eth0")),
         |effect, _| {
             if effect != Effect::Failed {
                 a.tear_down(&net);
@@ -38,7 +38,7 @@ fn a_failing_system_call_leaves_nothing() {
 fn teardown_removes_what_a_killed_setup_left() {
     let lab = &Lab::without_plugins();
     let (a, net) = everything(lab);
-    let prepare = || a.call("setup", &a.input(&net, "eth0"));
+    let prepare = || a.call_plugin("setup", &a.input(&net, "eth0"));
     let killed = kill_everywhere(lab, &["sendto", "write"], prepare, |_| {
         a.tear_down(&net);
         // Without a mark, a bridge with a name that the user chose may be somebody else's.
@@ -54,7 +54,7 @@ fn a_teardown_that_was_killed_is_completed_by_the_next() {
     let (a, net) = everything(lab);
     let prepare = || {
         a.set_up(&net);
-        a.call("teardown", &a.input(&net, "eth0"))
+        a.call_plugin("teardown", &a.input(&net, "eth0"))
     };
     kill_everywhere(lab, &["sendto"], prepare, |_| {
         a.tear_down(&net);
