@@ -1,5 +1,6 @@
 //! `cnitool test`: proves on temporary containers that networks work, and explains what does not.
 
+mod apart;
 mod cause;
 mod explain;
 mod flow;

@@ -9,6 +9,7 @@ use linux::ip::Cidr;
 use linux::netlink::{Change, Conntrack, LinkChange};
 use serde_json::{Value, json};
 
+use super::apart::policy;
 use super::cause::Cause;
 use super::explain::{Explanation, explain};
 use super::flow::{Flow, PORT, Packet, receive, udp};
@@ -22,7 +23,7 @@ use crate::echo;
 use crate::node::Network;
 
 /// How long an answer may take at first.
-const TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a probe waits for what must not arrive.
 const SILENCE: Duration = Duration::from_millis(300);
 /// The headers of IP before an echo.
@@ -69,6 +70,7 @@ impl<'a> Probes<'a> {
         for address in addresses {
             self.of_family(address)?;
         }
+        self.other_bridge()?;
         self.rates()?;
         self.dns()?;
         self.check()
@@ -94,7 +96,7 @@ impl<'a> Probes<'a> {
     }
 
     /// Returns the first address of each family of a container.
-    fn addresses(&self, number: usize) -> Vec<Cidr> {
+    pub(super) fn addresses(&self, number: usize) -> Vec<Cidr> {
         let ips = self.scene.members.get(number).map(|member| member.ips().to_vec()).unwrap_or_default();
         let mut found: Vec<Cidr> = Vec::new();
         for ip in ips.iter().map(|ip| ip.address) {
@@ -105,7 +107,7 @@ impl<'a> Probes<'a> {
         found
     }
 
-    fn skip(&mut self, id: &'static str, family: Option<&'static str>, why: impl Into<String>) {
+    pub(super) fn skip(&mut self, id: &'static str, family: Option<&'static str>, why: impl Into<String>) {
         self.report.push(id, family, Outcome::Skipped(why.into()), None);
     }
 
@@ -145,7 +147,7 @@ impl<'a> Probes<'a> {
     }
 
     /// Returns the gateway of the family of `ip`.
-    fn gateway_of(&self, ip: IpAddr) -> Option<IpAddr> {
+    pub(super) fn gateway_of(&self, ip: IpAddr) -> Option<IpAddr> {
         let mut ips = self.scene.members.first()?.ips().iter();
         let gateways = ips.find(|config| config.address.ip().is_ipv4() == ip.is_ipv4())?;
         gateways.gateway
@@ -209,16 +211,14 @@ impl<'a> Probes<'a> {
     /// Returns whether the network keeps its own containers apart.
     fn is_private(&self) -> bool {
         let isolated = self.scene.bridge.as_ref().is_some_and(|bridge| bridge.isolated);
-        let text = |kind: &str, key: &str| {
-            let plugin = self.list.plugins.iter().find(|plugin| plugin.kind == kind)?;
-            plugin.config.get(key)?.as_str().map(str::to_owned)
-        };
-        let mode = text("macvlan", "mode").is_some_and(|mode| ["private", "vepa"].contains(&mode.as_str()));
-        isolated || mode || text("firewall", "ingressPolicy").as_deref() == Some("isolated")
+        let macvlan = self.list.plugins.iter().find(|plugin| plugin.kind == "macvlan");
+        let mode = macvlan.and_then(|plugin| plugin.config.get("mode")?.as_str());
+        let mode = mode.is_some_and(|mode| ["private", "vepa"].contains(&mode));
+        isolated || mode || policy(self.list) == Some("isolated")
     }
 
     /// Sends packets that must not arrive.
-    fn silent(&mut self, family: &'static str, flow: &Flow, rule: &str) -> Result<()> {
+    pub(super) fn silent(&mut self, family: &'static str, flow: &Flow, rule: &str) -> Result<()> {
         let outcome = match flow.attempt(self.scene, SILENCE)? {
             Err(_) => Outcome::Passed(format!("{rule}: {} does not answer", flow.target.ip())),
             Ok(_) => Outcome::Failed(format!("{rule}, but {} answers", flow.target.ip()), Vec::new()),
@@ -462,7 +462,7 @@ pub(super) fn published(port: u16) -> Value {
     json!([mapping("tcp"), mapping("udp")])
 }
 
-fn family(ip: IpAddr) -> &'static str {
+pub(super) fn family(ip: IpAddr) -> &'static str {
     if ip.is_ipv4() { "ipv4" } else { "ipv6" }
 }
 

@@ -157,6 +157,44 @@ fn limits_isolation_and_spoof_checks_are_probed() {
     assert_clean(&host);
 }
 
+/// Returns a network of both families with this ingress policy, on a bridge of its own.
+fn with_policy(name: &str, subnet: u8, policy: &str) -> String {
+    let ranges = json!([[{ "subnet": format!("10.{subnet}.0.0/24") }], [{ "subnet": format!("fd{subnet}::/64") }]]);
+    let list = json!({ "cniVersion": "1.0.0", "name": name, "plugins": [
+        { "type": "bridge", "bridge": format!("br-{name}"), "isDefaultGateway": true, "ipMasq": true,
+          "ipam": { "type": "host-local", "ranges": ranges } },
+        { "type": "firewall", "ingressPolicy": policy },
+        { "type": "other" },
+    ]});
+    list.to_string()
+}
+
+#[test]
+fn a_policy_between_bridges_is_probed() {
+    let host = host_with(&with_policy("a", 31, "same-bridge"));
+    let isolation = |outcome: &Value, state: &str| {
+        let found = with_outcome(outcome, state);
+        found.into_iter().filter(|id| id.starts_with("isolation")).collect::<Vec<_>>()
+    };
+    let test = || answer(&host.run("test a --json"));
+    // Without another bridge, there is nothing to keep out.
+    assert_eq!(isolation(&test(), "not-applicable"), ["isolation"]);
+    host.configure("20-b.conflist", &with_policy("b", 32, "same-bridge"));
+    let kept_out = test();
+    assert_eq!(kept_out["healthy"], true, "{kept_out:#}");
+    assert_eq!(isolation(&kept_out, "ok"), ["isolation ipv4", "isolation ipv6"]);
+    // A rule of another program accepts the packets before the policy drops them.
+    on(&host, "ADD", "iptables -I FORWARD -j ACCEPT; ip6tables -I FORWARD -j ACCEPT");
+    let open = test();
+    assert_eq!(isolation(&open, "fail"), ["isolation ipv4", "isolation ipv6"], "{open:#}");
+    assert!(open.to_string().contains("keeps out a container of network"), "{open:#}");
+    // An ADD of the other network fails.
+    on(&host, "ADD", "case $config in *br-b*) exit 1; esac");
+    assert_eq!(isolation(&test(), "not-applicable"), ["isolation"]);
+    host.lab.sh("iptables -F FORWARD; ip6tables -F FORWARD");
+    assert_clean(&host);
+}
+
 /// Kubernetes passes rates, and containerd a burst of 512 MiB.
 #[test]
 fn limits_of_the_runtime_are_probed() {
