@@ -1,8 +1,8 @@
 //! Finds published ports that are NodePorts of Kubernetes: kube-proxy translates their connections first, so that they
 //! reach a service and not the container.
 //!
-//! In its nftables mode, kube-proxy has a map of all NodePorts, whose keys are looked up. In its iptables mode, they are
-//! the rules of one chain.
+//! In its nftables mode, kube-proxy has a map of all NodePorts, whose keys are looked up. In its iptables mode, they
+//! are the rules of one chain.
 
 use std::net::IpAddr;
 
@@ -36,8 +36,8 @@ pub(crate) fn warn_of_services(nft: &mut Nftables, mappings: &[Mapping]) {
     }
 }
 
-/// Returns the mappings whose ports are NodePorts. Lists at most `limit` rules. Legacy tables are not read: that needs a process, and `cnitool doctor`
-/// finds their rules with those of other programs.
+/// Returns the mappings whose ports are NodePorts. Lists at most `limit` rules. Legacy tables are not read: that needs
+/// a process, and `cnitool doctor` finds their rules with those of other programs.
 pub(crate) fn find(nft: &mut Nftables, mappings: &[Mapping], limit: u32) -> Result<Vec<Mapping>> {
     let mut found = in_nftables(nft, mappings)?;
     for tools in &FAMILIES {

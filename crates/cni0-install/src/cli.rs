@@ -5,10 +5,14 @@ use std::path::PathBuf;
 
 /// The directory in which most runtimes look for plugins.
 const PREFIX: &str = "/opt/cni/bin";
+/// The directory of networks.
+const NET_D: &str = "/etc/cni/net.d";
 
 pub(crate) const HELP: &str = "\
 usage: cni0-install install [--prefix DIR] [--from DIR] [--conf DIR]
        cni0-install uninstall [--prefix DIR]
+       cni0-install network --from FILE [--ranges DIR --node NAME] [--conf DIR]
+       cni0-install remove-network [--conf DIR]
        cni0-install wait
 
 commands:
@@ -18,13 +22,22 @@ commands:
              Installing again upgrades.
   uninstall  removes the installed files, and restores those that they replaced.
              A file that was modified since stays.
+  network    writes FILE to 10-cni0.conflist, atomically, unless another network
+             is configured. The text $RANGES in FILE stands for the ranges of
+             the node: the file NAME of the directory of --ranges has them, with
+             commas between. Writes nothing if the network is there already.
+  remove-network
+             removes what network has written, unless it was modified since
   wait       does nothing until SIGTERM: for the main container of a pod
 
 options:
   --prefix DIR   the directory of the runtime's plugins (/opt/cni/bin)
   --from DIR     the directory of the programs to install (that of cni0-install)
-  --conf DIR     also writes a first network, 10-cni0.conflist, to this
+  --conf DIR     install: also writes a first network, 10-cni0.conflist, to this
                  directory, unless a network is configured there
+                 network: the directory of networks (/etc/cni/net.d)
+  --from FILE, --ranges DIR, --node NAME
+                 network: see above
   -h, --help     prints this text
   -V, --version  prints the version
 
@@ -44,7 +57,18 @@ pub(crate) enum Command {
     Version,
     Install(Options),
     Uninstall { prefix: PathBuf },
+    Network { source: Source, conf: PathBuf },
+    RemoveNetwork { conf: PathBuf },
     Wait,
+}
+
+/// Where the network of a cluster comes from.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    pub(crate) file: PathBuf,
+    /// The directory with a file for each node.
+    pub(crate) ranges: Option<PathBuf>,
+    pub(crate) node: Option<String>,
 }
 
 /// The options of `install`.
@@ -60,7 +84,7 @@ pub(crate) struct Options {
 /// Parses the command line. The error is one line for the user.
 pub(crate) fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Command, String> {
     let mut command = None;
-    let (mut prefix, mut from, mut conf) = (None, None, None);
+    let (mut prefix, mut from, mut conf, mut ranges, mut node) = (None, None, None, None, None);
     while let Some(arg) = args.next() {
         let text = arg.to_string_lossy();
         let (name, value) = match text.split_once('=') {
@@ -73,6 +97,8 @@ pub(crate) fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Command,
             "--prefix" => &mut prefix,
             "--from" => &mut from,
             "--conf" => &mut conf,
+            "--ranges" => &mut ranges,
+            "--node" => &mut node,
             _ if name.starts_with('-') => return Err(format!("unknown option {name} (see --help)")),
             _ => {
                 if let Some(first) = command.replace(text.clone().into_owned()) {
@@ -81,27 +107,52 @@ pub(crate) fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Command,
                 continue;
             }
         };
-        let value = value.or_else(|| args.next()).ok_or_else(|| format!("{name} needs a directory"))?;
-        if option.replace(directory(name, value)?).is_some() {
+        let value = value.or_else(|| args.next()).ok_or_else(|| format!("{name} needs a value"))?;
+        let value = if name == "--node" { PathBuf::from(node_name(&value)?) } else { directory(name, value)? };
+        if option.replace(value).is_some() {
             return Err(format!("{name} is given twice"));
         }
     }
-    let command = command.ok_or("no command: write install, uninstall or wait (see --help)")?;
+    let command = command.ok_or("no command (see --help)")?;
     let refuse = |options: &[(&Option<PathBuf>, &str)]| match options.iter().find(|(value, _)| value.is_some()) {
         Some((_, name)) => Err(format!("{command} has no option {name} (see --help)")),
         None => Ok(()),
     };
+    let (of_source, of_programs) = ([(&ranges, "--ranges"), (&node, "--node")], [(&prefix, "--prefix")]);
+    let place = |value: Option<PathBuf>, default: &str| value.unwrap_or_else(|| default.into());
     match command.as_str() {
-        "install" => Ok(Command::Install(Options { prefix: prefix.unwrap_or_else(|| PREFIX.into()), from, conf })),
+        "install" => {
+            refuse(&of_source)?;
+            Ok(Command::Install(Options { prefix: place(prefix, PREFIX), from, conf }))
+        }
         "uninstall" => {
-            refuse(&[(&from, "--from"), (&conf, "--conf")])?;
-            Ok(Command::Uninstall { prefix: prefix.unwrap_or_else(|| PREFIX.into()) })
+            refuse(&[[(&from, "--from"), (&conf, "--conf")], of_source].concat())?;
+            Ok(Command::Uninstall { prefix: place(prefix, PREFIX) })
+        }
+        "network" => {
+            refuse(&of_programs)?;
+            let file = from.ok_or("network needs --from FILE (see --help)")?;
+            let node = node.map(|node| node.to_string_lossy().into_owned());
+            Ok(Command::Network { source: Source { file, ranges, node }, conf: place(conf, NET_D) })
+        }
+        "remove-network" => {
+            refuse(&[&of_programs[..], &[(&from, "--from")], &of_source].concat())?;
+            Ok(Command::RemoveNetwork { conf: place(conf, NET_D) })
         }
         "wait" => {
-            refuse(&[(&prefix, "--prefix"), (&from, "--from"), (&conf, "--conf")])?;
+            refuse(&[&of_programs[..], &[(&from, "--from"), (&conf, "--conf")], &of_source].concat())?;
             Ok(Command::Wait)
         }
-        other => Err(format!("unknown command {other:?}; the commands are install, uninstall and wait (see --help)")),
+        other => Err(format!("unknown command {other:?} (see --help)")),
+    }
+}
+
+/// Validates the name of a node, which is the name of a file.
+fn node_name(value: &std::ffi::OsStr) -> Result<String, String> {
+    let is_valid = |c: char| c.is_ascii_alphanumeric() || ['-', '.', '_'].contains(&c);
+    match value.to_str() {
+        Some(name) if !name.is_empty() && !name.starts_with('.') && name.chars().all(is_valid) => Ok(name.to_owned()),
+        _ => Err(format!("--node {value:?}: it is not the name of a node")),
     }
 }
 
@@ -146,11 +197,15 @@ mod tests {
             ("fly", "unknown command \"fly\""),
             ("install uninstall", "one command, not two"),
             ("install --fly", "unknown option --fly"),
-            ("install --prefix", "--prefix needs a directory"),
+            ("install --prefix", "--prefix needs a value"),
             ("install --prefix=", "--prefix: the directory is empty"),
             ("install --prefix /a --prefix /b", "--prefix is given twice"),
             ("uninstall --conf /x", "uninstall has no option --conf"),
             ("wait --prefix /x", "wait has no option --prefix"),
+            ("network", "network needs --from FILE"),
+            ("network --from /f --prefix /x", "network has no option --prefix"),
+            ("network --from /f --node ../x", "--node \"../x\": it is not the name of a node"),
+            ("remove-network --from /f", "remove-network has no option --from"),
         ] {
             let error = parsed(line).unwrap_err();
             assert!(error.starts_with(want), "{line}: {error}");

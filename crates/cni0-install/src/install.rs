@@ -1,6 +1,7 @@
 //! Installs programs, in steps that a later call can complete or revert.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use linux::sha2::sha256;
@@ -18,6 +19,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     target::require_mount(&options.prefix)?;
     let (target, mut made) = Target::create(&options.prefix)?;
     let dir = target.path();
+    if options.conf.is_none() && is_installed(dir, &programs)? {
+        say(&format!("{} is unchanged: these programs are installed", dir.display()));
+        return Ok(());
+    }
     made.extend(record::discard_removed(dir)?);
     let mut record = match Record::create(dir) {
         Ok(record) => record,
@@ -46,6 +51,19 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let names: Vec<&str> = programs.iter().map(|program| program.name.as_str()).collect();
     say(&format!("installed in {}: {}", dir.display(), names.join(", ")));
     Ok(())
+}
+
+/// Returns whether an earlier installation of the same programs is complete.
+fn is_installed(dir: &Path, programs: &[Program]) -> Result<bool> {
+    let Some(record) = Record::open(dir)? else { return Ok(false) };
+    for Program { name, path } in programs {
+        let (source, place) = (disk::sum(path)?, dir.join(name));
+        let is_executable = fs::metadata(&place).is_ok_and(|inode| inode.mode() & 0o111 == 0o111);
+        if !is_executable || source.is_none() || source != disk::sum(&place)? || !record.is_ours(&place)? {
+            return Ok(false);
+        }
+    }
+    Ok(record.is_complete())
 }
 
 /// Writes and tests all programs, keeps what they will replace, and records both. Returns the places of the programs.

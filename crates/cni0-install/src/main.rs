@@ -50,6 +50,8 @@ fn run(command: Command) -> Result<()> {
         Command::Version => print(concat!("cni0-install ", env!("CARGO_PKG_VERSION"), "\n")),
         Command::Install(options) => install::run(&options),
         Command::Uninstall { prefix } => uninstall::run(&prefix),
+        Command::Network { source, conf } => network::configure(&source, &conf),
+        Command::RemoveNetwork { conf } => network::remove(&conf),
         Command::Wait => wait(),
     }
 }

@@ -68,6 +68,13 @@ impl Record {
         Ok(record)
     }
 
+    /// Returns whether no installation was interrupted, and this program can uninstall it.
+    pub(crate) fn is_complete(&self) -> bool {
+        let read = |path: &Path| fs::read(path).ok();
+        disk::exists(&self.home.join(NEW)).is_ok_and(|exists| !exists)
+            && read(Path::new("/proc/self/exe")).is_some_and(|own| read(&self.home.join(INSTALLER)) == Some(own))
+    }
+
     /// Returns the place of a file that replaces `name` in the next step.
     pub(crate) fn staged(&self, name: &str) -> PathBuf {
         self.home.join(NEW).join(name)

@@ -143,6 +143,25 @@ fn a_first_network_is_written_only_if_there_is_none() {
     assert!(!path.exists());
 }
 
+/// A pod of the DaemonSet installs at each of its starts.
+#[test]
+fn installed_programs_are_not_written_again() {
+    let host = Host::new();
+    host.install();
+    let before = host.state();
+    assert!(host.install().contains("is unchanged: these programs are installed"));
+    assert_eq!(host.state(), before);
+    // One that was replaced since, or cannot be executed, is installed again.
+    fs::write(host.dir().join("bridge"), "other").unwrap();
+    host.install();
+    host.is_version("bridge", "1");
+    host.lab.sh(&format!("chmod a-x {}", host.dir().join("bridge").display()));
+    assert!(host.install().contains("installed in"));
+    fs::remove_file(host.dir().join(".cni0/cni0-install")).unwrap();
+    assert!(host.install().contains("installed in"));
+    assert!(host.dir().join(".cni0/cni0-install").exists());
+}
+
 #[test]
 fn installations_at_the_same_time_take_turns() {
     let host = Host::new();

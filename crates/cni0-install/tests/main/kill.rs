@@ -10,7 +10,7 @@ const CHANGES: [&str; 7] = ["/^rename", "/^link", "/^unlink", "/^mkdir", "/^rmdi
 
 /// Kills the process that `call` returns at each of its changes in turn. Then `verify` gets the place. Returns the
 /// number of places.
-fn kill_everywhere(host: &Host, call: impl Fn() -> Process, verify: impl Fn(&str)) -> usize {
+pub(crate) fn kill_everywhere(host: &Host, call: impl Fn() -> Process, verify: impl Fn(&str)) -> usize {
     let mut places = 0;
     for change in CHANGES {
         for n in 1.. {

@@ -11,4 +11,5 @@
 mod bad;
 mod install;
 mod kill;
+mod network;
 mod support;
