@@ -50,7 +50,7 @@ KINDS = {
 
 
 # The commands of cni0-install.
-COMMANDS = ["install", "uninstall", "network", "remove-network", "wait"]
+COMMANDS = ["install", "rollback", "network", "remove-network", "wait"]
 
 
 def read(path):

@@ -11,6 +11,7 @@ const NET_D: &str = "/etc/cni/net.d";
 pub(crate) const HELP: &str = "\
 usage: cni0-install install [--prefix DIR] [--from DIR] [--conf DIR]
        cni0-install uninstall [--prefix DIR]
+       cni0-install rollback [--prefix DIR] [--allow-empty]
        cni0-install network --from FILE [--ranges DIR --node NAME] [--conf DIR]
        cni0-install remove-network [--conf DIR]
        cni0-install wait
@@ -22,6 +23,10 @@ commands:
              Installing again upgrades.
   uninstall  removes the installed files, and restores those that they replaced.
              A file that was modified since stays.
+  rollback   as uninstall, for a node with running containers: also removes what
+             the restored plugins do not know, such as published ports, when all
+             running calls have ended. Containers that need these rules must be
+             created again. Fails if the directory would have no plugins.
   network    writes FILE to 10-cni0.conflist, atomically, unless another network
              is configured. The text $RANGES in FILE stands for the ranges of
              the node: the file NAME of the directory of --ranges has them, with
@@ -36,6 +41,7 @@ options:
   --conf DIR     install: also writes a first network, 10-cni0.conflist, to this
                  directory, unless a network is configured there
                  network: the directory of networks (/etc/cni/net.d)
+  --allow-empty  rollback: also if no plugins are left
   --from FILE, --ranges DIR, --node NAME
                  network: see above
   -h, --help     prints this text
@@ -57,6 +63,7 @@ pub(crate) enum Command {
     Version,
     Install(Options),
     Uninstall { prefix: PathBuf },
+    Rollback { prefix: PathBuf, allow_empty: bool },
     Network { source: Source, conf: PathBuf },
     RemoveNetwork { conf: PathBuf },
     Wait,
@@ -85,6 +92,7 @@ pub(crate) struct Options {
 pub(crate) fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Command, String> {
     let mut command = None;
     let (mut prefix, mut from, mut conf, mut ranges, mut node) = (None, None, None, None, None);
+    let mut allow_empty = false;
     while let Some(arg) = args.next() {
         let text = arg.to_string_lossy();
         let (name, value) = match text.split_once('=') {
@@ -94,6 +102,10 @@ pub(crate) fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Command,
         let option = match name {
             "-h" | "--help" => return Ok(Command::Help),
             "-V" | "--version" => return Ok(Command::Version),
+            "--allow-empty" if value.is_none() => {
+                allow_empty = true;
+                continue;
+            }
             "--prefix" => &mut prefix,
             "--from" => &mut from,
             "--conf" => &mut conf,
@@ -119,6 +131,9 @@ pub(crate) fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Command,
         None => Ok(()),
     };
     let (of_source, of_programs) = ([(&ranges, "--ranges"), (&node, "--node")], [(&prefix, "--prefix")]);
+    if allow_empty && command != "rollback" {
+        return Err(format!("{command} has no option --allow-empty (see --help)"));
+    }
     let place = |value: Option<PathBuf>, default: &str| value.unwrap_or_else(|| default.into());
     match command.as_str() {
         "install" => {
@@ -128,6 +143,10 @@ pub(crate) fn parse(mut args: impl Iterator<Item = OsString>) -> Result<Command,
         "uninstall" => {
             refuse(&[[(&from, "--from"), (&conf, "--conf")], of_source].concat())?;
             Ok(Command::Uninstall { prefix: place(prefix, PREFIX) })
+        }
+        "rollback" => {
+            refuse(&[[(&from, "--from"), (&conf, "--conf")], of_source].concat())?;
+            Ok(Command::Rollback { prefix: place(prefix, PREFIX), allow_empty })
         }
         "network" => {
             refuse(&of_programs)?;
@@ -202,6 +221,7 @@ mod tests {
             ("install --prefix /a --prefix /b", "--prefix is given twice"),
             ("uninstall --conf /x", "uninstall has no option --conf"),
             ("wait --prefix /x", "wait has no option --prefix"),
+            ("uninstall --allow-empty", "uninstall has no option --allow-empty"),
             ("network", "network needs --from FILE"),
             ("network --from /f --prefix /x", "network has no option --prefix"),
             ("network --from /f --node ../x", "--node \"../x\": it is not the name of a node"),

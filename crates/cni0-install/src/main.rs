@@ -10,6 +10,7 @@ mod install;
 mod network;
 mod payload;
 mod record;
+mod rollback;
 mod target;
 mod uninstall;
 mod verify;
@@ -50,6 +51,7 @@ fn run(command: Command) -> Result<()> {
         Command::Version => print(concat!("cni0-install ", env!("CARGO_PKG_VERSION"), "\n")),
         Command::Install(options) => install::run(&options),
         Command::Uninstall { prefix } => uninstall::run(&prefix),
+        Command::Rollback { prefix, allow_empty } => rollback::run(&prefix, allow_empty),
         Command::Network { source, conf } => network::configure(&source, &conf),
         Command::RemoveNetwork { conf } => network::remove(&conf),
         Command::Wait => wait(),

@@ -12,4 +12,5 @@ mod bad;
 mod install;
 mod kill;
 mod network;
+mod rollback;
 mod support;

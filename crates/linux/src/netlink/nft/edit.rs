@@ -5,8 +5,8 @@ use std::fmt;
 use neli::consts::nl::NlmF;
 
 use super::message::{
-    CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, DELCHAIN, DELRULE, HEADER, HOOK_PLACE, HOOK_PRIORITY, NEWCHAIN,
-    NEWRULE, NEWTABLE, RULE_CHAIN, RULE_HANDLE, RULE_POSITION, TABLE, TABLE_FLAGS,
+    CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, DELCHAIN, DELRULE, DELTABLE, HEADER, HOOK_PLACE, HOOK_PRIORITY,
+    NEWCHAIN, NEWRULE, NEWTABLE, RULE_CHAIN, RULE_HANDLE, RULE_POSITION, TABLE, TABLE_FLAGS,
 };
 use super::rule::Rule;
 use super::spec::RuleSpec;
@@ -41,6 +41,11 @@ impl Edit {
         let mut request = about(NEWTABLE, NlmF::CREATE | NlmF::EXCL, table);
         request.attr(TABLE_FLAGS, &OWNER.to_be_bytes());
         Edit::new(request, "add table", None)
+    }
+
+    /// Deletes a table with everything in it.
+    pub fn delete_table(table: Table<'_>) -> Edit {
+        Edit::new(about(DELTABLE, NlmF::empty(), table), "delete table", None)
     }
 
     /// Creates a chain unless it exists.

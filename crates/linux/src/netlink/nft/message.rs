@@ -9,6 +9,7 @@ pub(super) const SUBSYSTEM: u16 = 10;
 pub(super) const BATCH_BEGIN: u16 = 16;
 pub(super) const BATCH_END: u16 = 17;
 pub(super) const NEWTABLE: u16 = 0;
+pub(super) const DELTABLE: u16 = 2;
 pub(super) const GETTABLE: u16 = 1;
 pub(super) const NEWCHAIN: u16 = 3;
 pub(super) const GETCHAIN: u16 = 4;
