@@ -11,6 +11,7 @@ use crate::args::Args;
 use crate::config::{self, Head};
 use crate::delegate;
 use crate::json;
+use crate::misspelt::ReadKeys;
 use crate::plugin::Call;
 use crate::result::AddResult;
 use crate::version::Version;
@@ -53,6 +54,7 @@ pub fn call(stdin: &[u8], args: &str, run: impl FnOnce(&Call<'_>)) {
         any_netns: false,
         builtin: &[],
         is_embedded: false,
+        keys: ReadKeys::default(),
         home: RefCell::default(),
     };
     drop(format!("{log_settings:?}"));

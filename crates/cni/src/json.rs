@@ -10,6 +10,7 @@
 mod layout;
 mod read;
 
+use std::borrow::Cow;
 use std::fmt::{self, Display};
 
 use serde::de::{self, Deserializer, Visitor};
@@ -37,6 +38,11 @@ pub(crate) fn parse_again<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T,
 pub fn has_key(text: &str, key: &str) -> Result<bool, Fault> {
     let raw: &RawValue = serde_json::from_str(text).map_err(|error| Fault::syntax(text, &error))?;
     Node(raw.get()).has_key(key)
+}
+
+/// Returns the keys of an object that [`parse`] has accepted already; none if it is no object.
+pub(crate) fn keys(text: &str) -> impl Iterator<Item = Cow<'_, str>> {
+    Node(text.trim_ascii()).keys()
 }
 
 /// Prints `value` as the reference does: indented by four spaces, without a newline at the end.

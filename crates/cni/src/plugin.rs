@@ -13,6 +13,7 @@ use serde::Deserialize;
 
 use crate::config::{self, Head, Previous, ValidAttachment};
 use crate::error::{Code, Context, Error, Result};
+use crate::misspelt::ReadKeys;
 use crate::name::{ContainerId, IfName, NetworkName};
 use crate::result::AddResult;
 use crate::undo::Rollback;
@@ -145,6 +146,8 @@ pub struct Call<'a> {
     pub(crate) builtin: &'a [&'a dyn Plugin],
     /// Whether the delegates in this program need no file in `path`.
     pub(crate) is_embedded: bool,
+    /// The keys that the plugins of this process have read.
+    pub(crate) keys: ReadKeys,
     /// The plugin's own namespace and socket that were opened to validate the call.
     pub(crate) home: RefCell<Option<Home>>,
 }
@@ -179,6 +182,7 @@ impl<'a> Call<'a> {
             any_netns: false,
             builtin: &[],
             is_embedded: false,
+            keys: ReadKeys::default(),
             home: RefCell::default(),
         })
     }
@@ -200,6 +204,7 @@ impl<'a> Call<'a> {
             stdin: config.as_bytes(),
             // The delegate takes over what was opened to validate the call; this plugin opens its own again if needed.
             home: self.home.take().into(),
+            keys: ReadKeys::default(),
             ..*self
         })
     }
@@ -219,6 +224,7 @@ impl<'a> Call<'a> {
 
     /// Parses the configuration as the plugin's own type.
     pub fn parse<T: Deserialize<'a>>(&self) -> Result<T> {
+        self.keys.record::<T>();
         config::parse(self.config)
     }
 

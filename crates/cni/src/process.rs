@@ -14,6 +14,7 @@ use crate::config::{self, Head};
 use crate::error::{Code, Context, Error, Result};
 use crate::json;
 use crate::logging::{LoggedCall, Summary, Trace};
+use crate::misspelt::ReadKeys;
 use crate::plugin::{Call, Plugin};
 use crate::request::{Env, NetworkVerb, Request, Verb};
 use crate::version::Version;
@@ -182,9 +183,14 @@ fn serve(
             any_netns: variables.any_netns,
             builtin: delegates,
             is_embedded: false,
+            keys: ReadKeys::default(),
             home: home.into(),
         };
-        execute(plugin, &request, &call, print, &mut summary)
+        let outcome = execute(plugin, &request, &call, print, &mut summary);
+        if let Request::Attachment(Verb::Add, ..) = request {
+            call.keys.warn_of_others(&config);
+        }
+        outcome
     })();
     summary.log(&outcome);
     outcome

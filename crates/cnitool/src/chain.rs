@@ -20,7 +20,7 @@ use crate::cache::{Cache, Entry};
 use crate::conf::{ExtraKey, NetworkList, Plugin};
 use crate::node::{called_plugins, inspect, lease_store, misplaced};
 use crate::progress;
-use crate::suggest::nearest;
+use cni::nearest;
 
 /// The container side of an attachment, and its arguments.
 #[derive(Clone, Debug)]

@@ -10,8 +10,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::suggest::nearest;
 use crate::trial;
+use cni::nearest;
 use table::COMMANDS;
 
 pub(crate) use completion::candidates;

@@ -2,7 +2,7 @@
 
 use cni::Error;
 
-use crate::suggest::nearest;
+use cni::nearest;
 
 /// Adds to the error which known word `word` was probably meant to be; otherwise `alternative`.
 pub(crate) fn add<'a>(

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::conf::{self, NetworkList, Plugin};
 use crate::node::{called_plugins, inspect, ipam_type};
-use crate::suggest::nearest;
+use cni::nearest;
 
 /// Keys for arguments of the runtime. Other programs define keys there too.
 pub(crate) const OPEN: [&str; 2] = ["args", "runtimeConfig"];

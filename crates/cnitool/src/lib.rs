@@ -28,7 +28,6 @@ mod repair;
 mod schema;
 mod settings;
 mod show;
-mod suggest;
 mod table;
 mod trial;
 mod validate;

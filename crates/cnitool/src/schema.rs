@@ -17,8 +17,8 @@ use serde_json::{Map, Value, json};
 
 use crate::known::{self, member};
 use crate::node::inspect;
-use crate::suggest::nearest;
 use crate::{conf, out};
+use cni::nearest;
 
 use page::Key;
 

@@ -12,8 +12,8 @@ use cni0::PLUGINS;
 use crate::conf::{self, Broken, NetworkList, Plugin};
 use crate::known::{self, Remark};
 use crate::node::{called_plugins, inspect, misplaced};
-use crate::suggest::nearest;
 use crate::{DONE, FAILED, UNHEALTHY, file, out, settings};
+use cni::nearest;
 
 use report::{Checked, Finding, Level};
 

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::iter;
 
 use serde::de::value::{CowStrDeserializer, StrDeserializer};
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -29,6 +30,12 @@ impl<'de> Node<'de> {
             }
         }
         Ok(false)
+    }
+
+    /// Returns the keys of this object; none if it is no object.
+    pub(super) fn keys(self) -> impl Iterator<Item = Cow<'de, str>> {
+        let mut members = self.0.starts_with('{').then(|| Members::of(self));
+        iter::from_fn(move || members.as_mut()?.next_pair().ok().flatten().map(|(key, _)| key))
     }
 
     /// Returns the text of a string, borrowed from the document unless it has escapes.

@@ -150,3 +150,25 @@ fn a_log_that_cannot_be_opened_does_not_fail_the_call() {
     outcome.ok();
     assert!(outcome.stderr.contains("loud"), "{}", outcome.stderr);
 }
+
+/// A key that no plugin reads may be for another program. One that looks like a known key is a mistake.
+#[test]
+fn add_warns_of_misspelt_keys() {
+    let lab = &Lab::new();
+    let config = |keys: &str| {
+        format!(
+            r#"{{"cniVersion": "1.0.0", "name": "net1", "type": "bridge", "bridge": "br0", {keys},
+                "ipam": {{"type": "host-local", "subnet": "10.1.0.0/24"}}}}"#
+        )
+    };
+    let call = |command: &str, keys: &str| {
+        let call = lab.attach("bridge", command, lab.netns(&format!("{command}{}", keys.len())));
+        let outcome = call.stdin(config(keys)).run();
+        outcome.ok();
+        outcome.stderr
+    };
+    let wrong = r#""isGatway": true, "comment": "x", "MTU": 1400, "capabilities": {}"#;
+    assert_eq!(call("ADD", wrong), "warning: [7] no plugin reads the key \"isGatway\" (did you mean \"isGateway\"?)\n");
+    assert_eq!(call("DEL", wrong), "");
+    assert_eq!(call("ADD", r#""isGateway": true, "ipMasqBackend": "nftables""#), "");
+}

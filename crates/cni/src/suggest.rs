@@ -3,7 +3,7 @@
 /// Returns the known word that is most similar to `word`, in any letter case, or else the only one that begins with it;
 /// `None` if there is neither. A known word is similar if at most a third of the letters of `word`, and at most three,
 /// are wrong, missing, surplus or swapped.
-pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = letters(word);
     let known: Vec<&str> = known.into_iter().collect();
     most_similar(&word, &known).or_else(|| completed(&word, &known))
