@@ -207,7 +207,7 @@ if [ "\$1" = 0 ]; then
 fi
 %files
 $(cd "$root" && find . ! -type d | sed 's/^\.//; s,^/usr/share/licenses/,%license &,' | sort)
-$(cd "$root" && find . -type d -path '*/cni0*' | sed 's/^\./%dir /' | sort)
+$(cd "$root" && find . -type d '(' -path '*/cni0*' -o -name netavark ')' | sed 's/^\./%dir /' | sort)
 %changelog
 * $(LC_ALL=C date -ud "@$SOURCE_DATE_EPOCH" '+%a %b %d %Y') $maintainer - $version-1
 - Version $version. CHANGELOG.md lists the changes.

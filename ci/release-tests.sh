@@ -101,7 +101,7 @@ own_directory() {
     diff -r "$root/usr/libexec" "$apk/usr/libexec" || return 1
     [ -s "$root/usr/share/zsh/site-functions/_cnitool" ] || { echo "the completion for zsh is missing"; return 1; }
     # rpm removes the directories that the package lists.
-    [ -z "$(comm -23 <(cd "$root" && find . -type d -path '*/cni0*' | cut -c 2- | sort) <(rpm -qpl "$1" | sort))" ] ||
+    [ -z "$(comm -23 <(cd "$root" && find . -type d '(' -path '*/cni0*' -o -name netavark ')' | cut -c 2- | sort) <(rpm -qpl "$1" | sort))" ] ||
         { echo "the rpm does not list its directories"; return 1; }
     while read -r file; do
         [ -s "$root$file" ] || { echo "the documents name $file, which the packages do not have"; return 1; }
