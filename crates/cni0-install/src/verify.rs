@@ -10,17 +10,19 @@ use serde_json::Value;
 /// How long a program may take, on a machine that reads it from a slow disk.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The program that is not a plugin.
-const TOOL: &str = "cnitool";
+/// The programs that are not plugins of CNI.
+const TOOLS: [&str; 2] = ["cnitool", "cni0-netavark"];
 
-/// Fails unless a plugin answers VERSION, and `cnitool` prints its version.
+/// Fails unless a plugin answers VERSION, and each of the tools prints its version.
 pub(crate) fn answers(name: &str, path: &Path) -> Result<()> {
     let what = || format!("run {path:?}");
     let mut command = Command::new(path);
     command.env_clear();
-    match name {
-        TOOL => command.arg("--version"),
-        _ => command.env("CNI_COMMAND", "VERSION"),
+    let is_tool = TOOLS.contains(&name);
+    if is_tool {
+        command.arg("--version")
+    } else {
+        command.env("CNI_COMMAND", "VERSION")
     };
     let child = child::start(&mut command, path).context(what).map_err(|error| error.details(FOREIGN_HINT))?;
     let (stderr, outcome) = child::run_to_end(child, &[], Deadline::after(TIMEOUT));
@@ -29,7 +31,7 @@ pub(crate) fn answers(name: &str, path: &Path) -> Result<()> {
         let stderr = String::from_utf8_lossy(&stderr).trim().to_owned();
         return Err(Error::new(Kind::Program, format!("it failed: {status}")).context(what()).details(stderr));
     }
-    if name != TOOL && !lists_versions(&stdout) {
+    if !is_tool && !lists_versions(&stdout) {
         let error = Error::new(Kind::Program, "it does not answer VERSION as a CNI plugin does").context(what());
         return Err(error.details("remove the file from the directory of --from"));
     }

@@ -117,8 +117,11 @@ fn the_payload_is_next_to_the_program_by_default() {
     let own = host.payload().join("cni0-install");
     testing::copy_program(&program_path("cni0-install"), &own);
     fs::write(host.payload().join("LICENSE"), "not a program").unwrap();
+    // It is not a plugin of CNI, and does not answer VERSION.
+    write_script(&host.payload().join("cni0-netavark"), "[ \"$1\" = --version ]");
     success(&Process::new(own).arg("install").arg("--prefix").arg(host.dir()).run());
     host.has_version("1");
+    assert!(host.dir().join("cni0-netavark").exists());
     assert!(!host.dir().join("cni0-install").exists() && !host.dir().join("LICENSE").exists());
 }
 
