@@ -8,13 +8,15 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
 use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
 use std::time::Duration;
 
 use linux::Deadline;
-use linux::child::{run_to_end, start};
+use linux::child::{Interruption, run_interruptibly, run_to_end, start};
 use linux::ip::Cidr;
 use linux::log::debug;
 use linux::process::set::is_of_this_set;
@@ -33,6 +35,8 @@ const TIMEOUT: Duration = Duration::from_secs(240);
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a tool waits for CHECK of a program: enough for a busy node, where the plugin waits for locks, too.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a call may take after the user has interrupted this process.
+const INTERRUPTED_TIMEOUT: Duration = Duration::from_secs(5);
 const EXECUTABLE_HINT: &str = "install the plugin for this architecture; a script needs a first line such as #!/bin/sh";
 
 /// Another plugin, ready to be called with the configuration of a call: the current one, or one with a generated
@@ -53,7 +57,7 @@ impl<'a> Delegate<'a> {
     pub fn find(call: &'a Call<'a>, name: &str) -> Result<Delegate<'a>> {
         let builtin = call.builtin.iter().copied().find(|plugin| plugin.name() == name);
         if call.is_embedded && builtin.is_some() {
-            let program = Program { name: name.to_owned(), path: PathBuf::from(name) };
+            let program = Program { name: name.to_owned(), path: PathBuf::from(name), interruption: None };
             return Ok(Delegate { call, program, builtin, prepared: None });
         }
         let program = Program::find(call.path, name)?;
@@ -195,10 +199,12 @@ fn variables(at: &Attachment) -> Vec<(&'static str, OsString)> {
 }
 
 /// A plugin as an executable file, which is run for each call.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Program {
     name: String,
     path: PathBuf,
+    /// What makes calls end soon when it becomes readable.
+    interruption: Option<Arc<OwnedFd>>,
 }
 
 impl Program {
@@ -213,7 +219,7 @@ impl Program {
             let path = dir.join(name);
             match fs::metadata(&path) {
                 Ok(file) if file.is_file() && file.permissions().mode() & 0o111 != 0 => {
-                    return Ok(Program { name: name.to_owned(), path });
+                    return Ok(Program { name: name.to_owned(), path, interruption: None });
                 }
                 Ok(file) if file.is_file() => unusable.push(format!("{path:?} is not executable")),
                 // Missing or not accessible: the next directory may have it.
@@ -224,6 +230,11 @@ impl Program {
         let what = format!("failed to find plugin {name:?} in path [{}]", dirs.join(" "));
         let error = unusable.into_iter().fold(Error::new(Code::INTERNAL, what), Error::details);
         Err(error.details("install the plugin there, or correct CNI_PATH or the \"type\""))
+    }
+
+    /// Kills the plugin in calls that have not ended some seconds after `requests` has become readable.
+    pub fn interrupt_on(&mut self, requests: &Arc<OwnedFd>) {
+        self.interruption = Some(Arc::clone(requests));
     }
 
     /// Returns the plugin's `type`.
@@ -329,7 +340,9 @@ impl Program {
             Err(error) => return (Vec::new(), Err(error)),
         };
         debug!("execute {path:?} {command} as process {}", child.id());
-        let (stderr, outcome) = run_to_end(child, config, deadline);
+        let interruption = self.interruption.as_deref();
+        let interruption = interruption.map(|fd| Interruption { fd: fd.as_fd(), grace: INTERRUPTED_TIMEOUT });
+        let (stderr, outcome) = run_interruptibly(child, config, deadline, interruption);
         let answer = outcome.context(|| format!("call plugin {path:?}")).map(|(status, stdout)| {
             if status.success() { Ok(stdout) } else { Err(self.failure(status, &stdout, &stderr)) }
         });

@@ -3,7 +3,9 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use cni::inspect::{Generated, Inspect, LockHolder, Object, Owner};
 use cni::{
@@ -76,6 +78,12 @@ impl<'a> Chain<'a> {
         let path = env::join_paths(dirs).map_err(|error| Error::new(Code::ENVIRONMENT, error.to_string()))?;
         let links = links.collect::<Result<_>>().context(|| list.path.display().to_string())?;
         Ok(Chain { list, links, path, cache: Cache::of_host() })
+    }
+
+    /// Lets no call run for long after `requests` has become readable.
+    pub(crate) fn interrupt_on(mut self, requests: &Arc<OwnedFd>) -> Chain<'a> {
+        self.links.iter_mut().for_each(|link| link.program.interrupt_on(requests));
+        self
     }
 
     /// Calls ADD of all plugins. Rolls back if a plugin or the cache fails, which the specification leaves to runtimes.

@@ -58,7 +58,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     let lists = chosen(options.network.as_deref())?;
     require_capabilities()?;
     let signals = Signals::open()?;
-    match session::clean_up() {
+    match session::clean_up(&signals) {
         Ok(0) => {}
         // What cannot be removed, for example because its plugins are gone, must not prevent other tests.
         Err(error) => out::print_error(&error),
@@ -122,7 +122,7 @@ fn test(list: &NetworkList, signals: &Signals, options: &Options) -> Result<(boo
 /// Attaches two containers, runs all probes, and removes everything.
 fn probe(list: &NetworkList, signals: &Signals, options: &Options, report: &mut Report) -> Result<()> {
     let network = Network::read(list.clone());
-    let chain = Chain::find(list, &settings::plugins())?;
+    let chain = signals.chain(list)?;
     let mut capabilities = settings::capabilities()?.unwrap_or_default();
     let published = match publishes(list) && !capabilities.contains_key(PORTS) {
         true => Some(free_port()?),
@@ -159,10 +159,16 @@ fn probe(list: &NetworkList, signals: &Signals, options: &Options, report: &mut 
         .run(),
         false => Ok(()),
     });
-    if detach(&chain, &session, &mut scene, report)? {
+    let is_complete = detach(&chain, &session, &mut scene, report)?;
+    if is_complete {
         session.end()?;
     }
-    probed
+    probed.map_err(|error| with_what_is_left(error, is_complete))
+}
+
+/// Adds whether a test that has ended early has left anything.
+fn with_what_is_left(error: Error, is_complete: bool) -> Error {
+    error.details(if is_complete { "everything was removed" } else { "the next test removes what is left" })
 }
 
 /// Returns the networks to which a plugin does not masquerade; `None` if it masquerades nothing.
@@ -202,6 +208,7 @@ fn attach(
                 scene.members.push(member);
             }
             Err(error) => {
+                signals.check()?;
                 let seen = format!("{title}: {}", out::one_line(&error));
                 report.push("add", None, Outcome::Failed(seen, Vec::new()), None);
                 return Ok(false);

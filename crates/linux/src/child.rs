@@ -46,12 +46,31 @@ pub fn start(process: &mut Command, path: &Path) -> Result<Child> {
     Ok(outcome?)
 }
 
+/// Something that shortens the deadline of a child when it becomes readable, such as the signals that end this process.
+#[derive(Clone, Copy, Debug)]
+pub struct Interruption<'a> {
+    /// What becomes readable, and stays so.
+    pub fd: BorrowedFd<'a>,
+    /// How long the child may run from then on.
+    pub grace: Duration,
+}
+
 /// Writes input to a child and reads its output at the same time, so that neither blocks the other, until it exits. The
 /// stderr output is returned even on failure.
-pub fn run_to_end(mut child: Child, input: &[u8], deadline: Deadline) -> (Vec<u8>, Result<(ExitStatus, Vec<u8>)>) {
+pub fn run_to_end(child: Child, input: &[u8], deadline: Deadline) -> (Vec<u8>, Result<(ExitStatus, Vec<u8>)>) {
+    run_interruptibly(child, input, deadline, None)
+}
+
+/// Like [`run_to_end`], with less time after an interruption.
+pub fn run_interruptibly(
+    mut child: Child,
+    input: &[u8],
+    deadline: Deadline,
+    interruption: Option<Interruption<'_>>,
+) -> (Vec<u8>, Result<(ExitStatus, Vec<u8>)>) {
     let mut stdout = OutputReader::new(child.stdout.take());
     let mut stderr = OutputReader::new(child.stderr.take());
-    let outcome = exchange(&mut child, input, &mut stdout, &mut stderr, deadline);
+    let outcome = exchange(&mut child, input, &mut stdout, &mut stderr, deadline, interruption);
     if outcome.is_err() {
         // The child may have exited meanwhile.
         let _ = child.kill();
@@ -71,7 +90,8 @@ fn exchange(
     mut input: &[u8],
     stdout: &mut OutputReader<ChildStdout>,
     stderr: &mut OutputReader<ChildStderr>,
-    deadline: Deadline,
+    mut deadline: Deadline,
+    mut interruption: Option<Interruption<'_>>,
 ) -> Result<()> {
     let mut stdin = child.stdin.take();
     for fd in [stdin.as_ref().map(AsFd::as_fd), stdout.fd(), stderr.fd()].into_iter().flatten() {
@@ -101,17 +121,23 @@ fn exchange(
             (stdout.fd(), PollFlags::POLLIN),
             (stderr.fd(), PollFlags::POLLIN),
             (stdin.as_ref().map(AsFd::as_fd), PollFlags::POLLOUT),
+            (interruption.map(|interruption| interruption.fd), PollFlags::POLLIN),
         ];
         let mut fds: Vec<PollFd<'_>> =
             wanted.iter().filter_map(|(fd, flags)| Some(PollFd::new((*fd)?, *flags))).collect();
         // Without pidfd (before Linux 5.3), no event reports the exit of a child that has closed its pipes.
-        let wait = if fds.is_empty() { deadline.within(POLL_INTERVAL) } else { deadline };
+        let wait =
+            if fds.len() == usize::from(interruption.is_some()) { deadline.within(POLL_INTERVAL) } else { deadline };
         wait.poll(&mut fds)?;
         let ended = end.is_some() && fds.first().is_some_and(|fd| fd.any().unwrap_or(true));
+        let interrupted = interruption.is_some() && fds.last().and_then(PollFd::any).unwrap_or(false);
         drop(fds);
         if ended {
             stdout.read()?;
             return stderr.read();
+        }
+        if interrupted && let Some(Interruption { grace, .. }) = interruption.take() {
+            deadline = deadline.within(grace);
         }
         // If the child prints without pause, the poll above always returns early; so the deadline is checked here as
         // well.
@@ -184,6 +210,22 @@ mod tests {
         assert_eq!((error.kind(), stderr.as_slice()), (Kind::Transient, &b"why\n"[..]));
         assert_eq!(error.to_string(), "it did not exit within 300ms");
         assert!(!Path::new(&format!("/proc/{pid}")).exists(), "no zombie is left");
+    }
+
+    #[test]
+    fn a_child_that_outlives_an_interruption_is_killed() {
+        let (requests, mut request) = io::pipe().unwrap();
+        let interruption = Interruption { fd: requests.as_fd(), grace: Duration::from_millis(300) };
+        let run = |script: &str| {
+            run_interruptibly(shell(script), b"", Deadline::after(TIMEOUT), Some(interruption)).1.map(|(_, out)| out)
+        };
+        assert_eq!(run("echo before").unwrap(), b"before\n");
+        request.write_all(b"!").unwrap();
+        assert_eq!(run("exec sleep 1000").unwrap_err().to_string(), "it did not exit within 300ms");
+        // It has time to complete.
+        let complete = Interruption { fd: requests.as_fd(), grace: TIMEOUT };
+        let (_, outcome) = run_interruptibly(shell("echo after"), b"", Deadline::after(TIMEOUT), Some(complete));
+        assert_eq!(outcome.unwrap().1, b"after\n");
     }
 
     #[test]

@@ -9,7 +9,6 @@ use super::flow::Flow;
 use super::probes::{Probes, TIMEOUT, family};
 use super::scene::Spot;
 use super::session::{Member, Session};
-use crate::chain::Chain;
 use crate::conf::{self, NetworkList};
 use crate::lock::Lock;
 use crate::node::Network;
@@ -47,7 +46,7 @@ impl Probes<'_> {
             self.skip("isolation", None, why);
             return Ok(());
         };
-        let chain = Chain::find(&list, &settings::plugins())?;
+        let chain = self.signals.chain(&list)?;
         let session = Session::begin(&list, &Map::new())?;
         let at = session.endpoint(1, Map::new())?;
         let title = format!("a container of network {:?} on bridge {bridge}", list.name.as_str());

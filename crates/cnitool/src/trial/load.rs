@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::flow::Flow;
 use super::scene::{Scene, Spot};
 use super::session::{Member, Session, Signals};
-use super::{Options, PORTS, left_of, percentile};
+use super::{Options, PORTS, left_of, percentile, with_what_is_left};
 use crate::chain::Chain;
 use crate::conf::NetworkList;
 use crate::lock::Lock;
@@ -70,7 +70,7 @@ struct Shared<'a> {
 /// Attaches `count` containers, detaches them, and prints the times.
 pub(super) fn run(list: &NetworkList, signals: &Signals, options: &Options, count: usize) -> Result<(bool, Value)> {
     let network = Network::read(list.clone());
-    let chain = Chain::find(list, &settings::plugins())?;
+    let chain = signals.chain(list)?;
     let mut capabilities = settings::capabilities()?.unwrap_or_default();
     // A port of this host can be published once.
     capabilities.remove(PORTS);
@@ -114,10 +114,11 @@ pub(super) fn run(list: &NetworkList, signals: &Signals, options: &Options, coun
     attached.and(detached)?;
     let steps = [shared.add, shared.first_packet, shared.del].map(Mutex::into_inner);
     let [mut add, mut first, mut del] = steps.map(|step| step.unwrap_or_default());
-    if del.failures.is_empty() {
+    let is_complete = del.failures.is_empty();
+    if is_complete {
         session.end()?;
     }
-    signals.check()?;
+    signals.check().map_err(|error| with_what_is_left(error, is_complete))?;
     for step in [&mut add, &mut first, &mut del] {
         step.times.sort_unstable();
     }

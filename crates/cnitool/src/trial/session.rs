@@ -5,9 +5,10 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cni::{AddResult, Code, ContainerId, Context, Error, ErrorCollector, IfName, IpConfig, Result};
@@ -31,21 +32,31 @@ const NAMESPACES: &str = "/run/netns";
 /// The beginning of the names of namespaces, containers and files.
 const PREFIX: &str = "cnitool-test-";
 
-/// The signals that ask this process to end, which wait until a call of a plugin is complete.
+/// The signals that ask this process to end. They give the call of a plugin some seconds to complete.
 #[derive(Debug)]
 pub(super) struct Signals {
     requests: EndRequests,
+    /// The same, for calls of plugins.
+    shared: Arc<OwnedFd>,
 }
 
 impl Signals {
     pub(super) fn open() -> Result<Signals> {
-        Ok(Signals { requests: EndRequests::open().context(|| "block signals")? })
+        let what = || "block signals";
+        let requests = EndRequests::open().context(what)?;
+        let shared = Arc::new(requests.as_fd().try_clone_to_owned().context(what)?);
+        Ok(Signals { requests, shared })
+    }
+
+    /// Locates the plugins of a network, whose calls a signal ends.
+    pub(super) fn chain<'a>(&self, list: &'a NetworkList) -> Result<Chain<'a>> {
+        Ok(Chain::find(list, &settings::plugins())?.interrupt_on(&self.shared))
     }
 
     /// Fails if a signal has arrived.
     pub(super) fn check(&self) -> Result<()> {
         match Deadline::after(Duration::ZERO).readable(self.requests.as_fd()).context(|| "look for signals")? {
-            true => Err(Error::new(Code::INTERNAL, "interrupted by a signal").details("everything was removed")),
+            true => Err(Error::new(Code::INTERNAL, "interrupted by a signal")),
             false => Ok(()),
         }
     }
@@ -109,7 +120,7 @@ fn endpoint(name: &str, ifname: IfName, capabilities: Map<String, Value>) -> Res
 }
 
 /// Removes what killed sessions have left. Returns their number.
-pub(super) fn clean_up() -> Result<usize> {
+pub(super) fn clean_up(signals: &Signals) -> Result<usize> {
     let mut failures = ErrorCollector::default();
     let mut cleaned = 0;
     for name in names_in(Path::new(RECORDS), PREFIX)? {
@@ -122,7 +133,7 @@ pub(super) fn clean_up() -> Result<usize> {
             // Its session is running.
             Ok(lock) if FileExt::try_lock_exclusive(&lock).is_err() => {}
             Ok(_lock) => {
-                failures.record(clean_up_after(&name, &record).context(what));
+                failures.record(clean_up_after(&name, &record, signals).context(what));
                 cleaned += 1;
             }
         }
@@ -130,12 +141,12 @@ pub(super) fn clean_up() -> Result<usize> {
     failures.into_result().map(|()| cleaned)
 }
 
-fn clean_up_after(name: &str, record: &Path) -> Result<()> {
+fn clean_up_after(name: &str, record: &Path, signals: &Signals) -> Result<()> {
     let text = fs::read_to_string(record).context(|| format!("read {}", record.display()))?;
     let entry =
         Entry::parse(&text).map_err(|why| Error::new(Code::IO, format!("{} is corrupt: {why}", record.display())))?;
     let list = conf::from_cache(record, &entry.config)?;
-    let chain = Chain::find(&list, &settings::plugins())?;
+    let chain = signals.chain(&list)?;
     let ifname = IfName::parse(entry.ifname.as_ref())?;
     let _lock = Lock::shared()?;
     let mut failures = ErrorCollector::default();

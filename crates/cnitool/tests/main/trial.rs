@@ -316,6 +316,19 @@ fn an_interrupted_test_removes_everything() {
     }
 }
 
+/// A signal arrives while a plugin hangs, which ignores it, and hangs in its DEL, too.
+#[test]
+fn an_interrupted_test_does_not_wait_for_a_plugin_that_hangs() {
+    let host = host();
+    on(&host, "DEL", "exec sleep 1000");
+    for options in ["", " --count 3"] {
+        on(&host, "ADD", "trap '' INT; kill -INT $PPID; exec sleep 1000");
+        let outcome = host.run(&format!("test pods{options}"));
+        assert!(outcome.stderr.contains("interrupted by a signal"), "{outcome:?}");
+        assert_clean(&host);
+    }
+}
+
 /// The next test removes what a killed one has left.
 #[test]
 fn a_killed_test_is_cleaned_up_by_the_next() {
