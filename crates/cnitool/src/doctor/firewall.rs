@@ -33,9 +33,11 @@ const FILTER: &str = "filter";
 /// The chains of iptables.
 const FORWARD: &str = "FORWARD";
 const INPUT: &str = "INPUT";
-/// The kernel's numbers of the hooks for packets that arrive, for those to this host, and for those that leave.
+/// The kernel's numbers of the hooks for packets that arrive, for those to this host, for those that it sends, and for
+/// those that leave.
 const PREROUTING: u32 = 0;
 const LOCAL_INPUT: u32 = 1;
+const LOCAL_OUTPUT: u32 = 3;
 const POSTROUTING: u32 = 4;
 /// The prefix of tables that plugins create, here and in the reference.
 const OF_PLUGINS: &str = "cni_";

@@ -12,7 +12,7 @@ use linux::netlink::nft::{BaseChain, Family, Hook, Nftables, Table};
 
 use super::packets::{Packets, Surroundings};
 use super::path::{Chains, Last, Rule, Verdict, follow};
-use super::{CHECK, OF_PLUGINS, POSTROUTING, PREROUTING, PacketPath, read, used_families};
+use super::{CHECK, LOCAL_OUTPUT, OF_PLUGINS, POSTROUTING, PREROUTING, PacketPath, read, used_families};
 use crate::doctor::{Report, Selection};
 use crate::node::{Network, Node, State};
 
@@ -64,6 +64,7 @@ fn list(node: &Node) -> Result<Vec<Nat>> {
     let mut all = Vec::new();
     let is_before = |chain: &BaseChain| match chain.place {
         PREROUTING => chain.priority <= Hook::LATE_DESTINATION_NAT.priority,
+        LOCAL_OUTPUT => chain.priority <= Hook::LATE_LOCAL_DESTINATION_NAT.priority,
         POSTROUTING => chain.priority < Hook::SOURCE_NAT.priority,
         _ => false,
     };
@@ -77,12 +78,13 @@ fn list(node: &Node) -> Result<Vec<Nat>> {
         all.push(Nat { name: chain.name, title, family, place, priority, chains: translating(node, chains) });
     }
     for tools in FAMILIES {
-        if let Some(table) = tools.legacy_table("nat")? {
-            let name = "PREROUTING".to_owned();
+        let Some(table) = tools.legacy_table("nat")? else { continue };
+        for (name, place) in [("PREROUTING", PREROUTING), ("OUTPUT", LOCAL_OUTPUT)] {
+            let name = name.to_owned();
             let chains = translating(node, read::from_legacy(&table.lines, &name)?);
             let title = format!("{name} of {} -t nat", table.save);
             let (family, priority) = (tools.family, Hook::DESTINATION_NAT.priority);
-            all.push(Nat { name, title, family, place: PREROUTING, priority, chains });
+            all.push(Nat { name, title, family, place, priority, chains });
         }
     }
     all.sort_by_key(|chain| chain.priority);
@@ -130,20 +132,22 @@ fn published_ports(node: &Node, network: &Network, all: &[Nat]) -> Vec<Finding> 
     let attachments = node.attachments(network);
     let objects = node.objects_of(&network.name).into_iter().filter(|object| object.kind.name == PORTMAP);
     let is_live = |object: &&Object| attachments.iter().any(|at| at.state == State::Alive && at.owns(object));
-    let mut by_rule: BTreeMap<String, (String, Vec<Subject>)> = BTreeMap::new();
+    let mut by_rule: BTreeMap<String, (&Nat, Vec<Subject>)> = BTreeMap::new();
     for object in objects.filter(is_live) {
         let Some(published) = Published::read(object) else { continue };
-        for chain in all.iter().filter(|chain| chain.place == PREROUTING) {
-            if let Some(rule) = chain.translates(node, &published) {
-                let (_, subjects) =
-                    by_rule.entry(rule.name.clone()).or_insert_with(|| (chain.title.clone(), Vec::new()));
-                subjects.push(Subject::published_port(&object.name));
-                break;
-            }
+        // A rule for all connections is not reported again for those of this host.
+        let at = |place| all.iter().filter(move |chain| chain.place == place);
+        let first = at(PREROUTING).chain(at(LOCAL_OUTPUT));
+        let mut first = first.filter_map(|chain| Some((chain, chain.translates(node, &published)?)));
+        if let Some((chain, rule)) = first.next() {
+            let (_, subjects) = by_rule.entry(rule.name.clone()).or_insert_with(|| (chain, Vec::new()));
+            subjects.push(Subject::published_port(&object.name));
         }
     }
-    let describe = |(rule, (chain, subjects)): (String, (String, Vec<Subject>))| {
-        let what = format!("a rule of chain {chain} leads a published port elsewhere, before the plugin does");
+    let describe = |(rule, (chain, subjects)): (String, (&Nat, Vec<Subject>))| {
+        let whose = if chain.place == LOCAL_OUTPUT { "connections of this host to a" } else { "a" };
+        let title = &chain.title;
+        let what = format!("a rule of chain {title} leads {whose} published port elsewhere, before the plugin does");
         let remedy = "decide which one needs the port, and remove the rule where it was added, or publish another port";
         Finding::fail(PORTMAP, Id("portmap-port-taken"), what)
             .about(subjects)

@@ -135,6 +135,11 @@ fn rules_that_translate_before_the_plugins() {
         host.lab.sh("nft delete table ip own 2>/dev/null || true; nft delete table ip nat 2>/dev/null || true");
         assert_healthy(&host, &make);
     }
+    host.lab.sh(&nat("output priority -100", "tcp dport 8080 dnat to 192.0.2.9"));
+    let what = only_problem(&host, "portmap", "fail");
+    assert!(what.contains("leads connections of this host to a published port elsewhere"), "{what}");
+    assert_eq!((subjects(&what, "published port").len(), subjects(&what, "rule").len()), (1, 1), "{what}");
+    host.lab.sh("nft delete table ip own");
     host.lab.sh(&nat("postrouting priority 50", "ip saddr 10.22.13.0/24 snat to 198.51.100.7"));
     let what = only_problem(&host, "firewall", "warn");
     assert!(what.contains("replaces the source of packets on br-pods before the plugin does"), "{what}");
@@ -144,6 +149,8 @@ fn rules_that_translate_before_the_plugins() {
         nat("prerouting priority -150", "udp dport 8080 dnat to 192.0.2.9"),
         nat("prerouting priority -150", "ip daddr 203.0.113.1 tcp dport 8080 dnat to 192.0.2.9"),
         nat("prerouting priority 0", "tcp dport 8080 dnat to 192.0.2.9"),
+        nat("output priority 0", "tcp dport 8080 dnat to 192.0.2.9"),
+        nat("output priority -100", "tcp dport 8081 dnat to 192.0.2.9"),
         nat("postrouting priority 50", "ip saddr 10.22.13.0/24 snat to 192.0.2.2"),
         nat("postrouting priority 50", "ip saddr 10.22.13.0/24 masquerade"),
         nat("postrouting priority 150", "ip saddr 10.22.13.0/24 snat to 198.51.100.7"),
