@@ -29,7 +29,7 @@ use crate::node::{Network, Node};
 use crate::privilege::require_capabilities;
 use crate::table::Paint;
 use crate::{out, settings, table};
-use probes::Probes;
+use probes::{Probes, Published};
 use report::{Outcome, Report};
 use scene::Scene;
 use session::{Member, Session, Signals};
@@ -124,9 +124,10 @@ fn probe(list: &NetworkList, signals: &Signals, options: &Options, report: &mut 
     let network = Network::read(list.clone());
     let chain = signals.chain(list)?;
     let mut capabilities = settings::capabilities()?.unwrap_or_default();
-    let published = match publishes(list) && !capabilities.contains_key(PORTS) {
-        true => Some(free_port()?),
-        false => None,
+    let published = match capabilities.get(PORTS) {
+        _ if !publishes(list) => None,
+        Some(mappings) => Published::chosen(mappings),
+        None => Some(Published { port: free_port()?, has_udp: true }),
     };
     let session = Session::begin(list, &capabilities)?;
     let mut scene = Scene {
@@ -140,8 +141,8 @@ fn probe(list: &NetworkList, signals: &Signals, options: &Options, report: &mut 
     // A port of this host can be published once.
     let mut others = capabilities.clone();
     others.remove(PORTS);
-    if let Some(port) = published {
-        capabilities.insert(PORTS.to_owned(), probes::published(port));
+    if let Some(published) = published {
+        capabilities.entry(PORTS).or_insert_with(|| published.mappings());
     }
     let attached = attach(list, &chain, &session, &mut scene, [capabilities, others], signals, report);
     let probed = attached.and_then(|attached| match attached {

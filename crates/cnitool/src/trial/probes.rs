@@ -42,6 +42,34 @@ const SECOND: Spot = Spot::Member(1);
 /// Probes with an address of the first container, of this family.
 type Step<'a> = fn(&mut Probes<'a>, Cidr, &'static str) -> Result<()>;
 
+/// A port of this host that leads to the port of the probes in the first container.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Published {
+    pub(super) port: u16,
+    /// Whether it is a port of UDP, too.
+    pub(super) has_udp: bool,
+}
+
+impl Published {
+    /// Returns the port in the mappings of the caller, if one of TCP leads to the port of the probes.
+    pub(super) fn chosen(mappings: &Value) -> Option<Published> {
+        let port_of = |protocol: &str| {
+            let mut all = mappings.as_array().into_iter().flatten();
+            let found =
+                all.find(|at| at["protocol"] == protocol && at["containerPort"] == PORT && at["hostIP"].is_null());
+            u16::try_from(found?["hostPort"].as_u64()?).ok()
+        };
+        let port = port_of("tcp")?;
+        Some(Published { port, has_udp: port_of("udp") == Some(port) })
+    }
+
+    /// Returns the mappings.
+    pub(super) fn mappings(self) -> Value {
+        let mapping = |protocol: &str| json!({ "hostPort": self.port, "containerPort": PORT, "protocol": protocol });
+        json!([mapping("tcp"), mapping("udp")])
+    }
+}
+
 /// What the probes of a network need.
 pub(super) struct Probes<'a> {
     pub(super) list: &'a NetworkList,
@@ -51,7 +79,7 @@ pub(super) struct Probes<'a> {
     pub(super) report: &'a mut Report,
     pub(super) signals: &'a Signals,
     /// The port of this host that is published, if the network publishes ports.
-    pub(super) published: Option<u16>,
+    pub(super) published: Option<Published>,
     pub(super) outside: Option<IpAddr>,
     /// The families of addresses at which this host does not reach the container.
     pub(super) unreachable: Vec<&'static str>,
@@ -297,8 +325,8 @@ impl<'a> Probes<'a> {
     }
 
     fn ports(&mut self, address: Cidr, family: &'static str) -> Result<()> {
-        let Some(port) = self.published else {
-            self.skip("port-host", None, "no plugin of the network publishes ports");
+        let Some(Published { port, has_udp }) = self.published else {
+            self.skip("port-host", None, format!("no port of this host leads to port {PORT} of TCP in the container"));
             return Ok(());
         };
         if self.unreachable.contains(&family) {
@@ -316,7 +344,9 @@ impl<'a> Probes<'a> {
         if !is_reachable {
             return Ok(());
         }
-        self.expect("port-udp", family, &to(Spot::Host, Packet::Udp, target), &seen(target))?;
+        if has_udp {
+            self.expect("port-udp", family, &to(Spot::Host, Packet::Udp, target), &seen(target))?;
+        }
         if address.ip().is_ipv4() {
             let local = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
             self.expect("port-loopback", family, &to(Spot::Host, Packet::Tcp, local), &seen(local))?;
@@ -455,13 +485,6 @@ impl<'a> Probes<'a> {
         Ok(())
     }
 }
-
-/// Returns the arguments of capabilities that publish a port of this host for TCP and UDP.
-pub(super) fn published(port: u16) -> Value {
-    let mapping = |protocol: &str| json!({ "hostPort": port, "containerPort": PORT, "protocol": protocol });
-    json!([mapping("tcp"), mapping("udp")])
-}
-
 pub(super) fn family(ip: IpAddr) -> &'static str {
     if ip.is_ipv4() { "ipv4" } else { "ipv6" }
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use testing::{Outcome, Process};
+use testing::{Outcome, Process, kubernetes};
 
 use crate::doctor::hooks::load_rules_of_others;
 use crate::support::{Host, failure};
@@ -192,6 +192,25 @@ fn a_policy_between_bridges_is_probed() {
     on(&host, "ADD", "case $config in *br-b*) exit 1; esac");
     assert_eq!(isolation(&test(), "not-applicable"), ["isolation"]);
     host.lab.sh("iptables -F FORWARD; ip6tables -F FORWARD");
+    assert_clean(&host);
+}
+
+/// kube-proxy leads the port to a service before the plugin does.
+#[test]
+fn a_port_that_is_a_node_port_is_explained() {
+    let host = host();
+    let mapping = json!({ "hostPort": 30080, "containerPort": 8080, "protocol": "tcp" });
+    let capabilities = json!({ "portMappings": [mapping] }).to_string();
+    let test = || answer(&host.call("test --json").env("CAP_ARGS", &capabilities).run());
+    let passed = test();
+    let ok = with_outcome(&passed, "ok");
+    assert!(ok.contains(&"port-host ipv4".to_owned()) && !ok.contains(&"port-udp ipv4".to_owned()), "{passed:#}");
+    kubernetes::add_node_port(&host.lab, "nftables");
+    let failed = test();
+    let probe = probes(&failed).iter().find(|probe| probe["id"] == "port-host" && probe["family"] == "ipv4").unwrap();
+    let cause = &probe["causes"][0];
+    assert_eq!((&probe["outcome"], &cause["kind"]), (&json!("fail"), &json!("translation")), "{failed:#}");
+    assert!(cause["text"].as_str().unwrap().contains("kube-proxy"), "{failed:#}");
     assert_clean(&host);
 }
 
