@@ -2,9 +2,9 @@
 //! that it reads. Other keys may be for other programs.
 
 use std::cell::{Cell, RefCell};
+use std::fmt::{self, Display};
 
-use serde::de::value::Error as Unread;
-use serde::de::{Deserialize, Deserializer, Error as _, Visitor};
+use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::forward_to_deserialize_any;
 
 use crate::error::{Code, Error};
@@ -51,7 +51,7 @@ impl ReadKeys {
         let read = self.0.borrow();
         let known = || read.iter().copied().flatten().copied().chain(GENERAL);
         for key in json::keys(config).take(MOST) {
-            if known().any(|known| same_key(known, &key)) {
+            if read.iter().any(|keys| is_among(keys, &key)) || is_among(&GENERAL, &key) {
                 continue;
             }
             if let Some(meant) = nearest(&key, known()) {
@@ -62,29 +62,51 @@ impl ReadKeys {
     }
 }
 
+fn is_among(keys: &[&str], key: &str) -> bool {
+    keys.iter().any(|known| known.len() == key.len() && same_key(known, key))
+}
+
 /// A deserializer without a document, which only records the fields of a struct.
 struct Fields<'a>(&'a Cell<&'static [&'static str]>);
 
 impl<'de> Deserializer<'de> for Fields<'_> {
-    type Error = Unread;
+    type Error = NoDocument;
 
     fn deserialize_struct<V: Visitor<'de>>(
         self,
         _: &'static str,
         fields: &'static [&'static str],
         _: V,
-    ) -> Result<V::Value, Unread> {
+    ) -> Result<V::Value, NoDocument> {
         self.0.set(fields);
-        Err(Unread::custom(""))
+        Err(NoDocument)
     }
 
-    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Unread> {
-        Err(Unread::custom(""))
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, NoDocument> {
+        Err(NoDocument)
     }
 
     forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
         newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+/// The outcome of every walk. It has no text, which would cost more than the walk.
+#[derive(Debug)]
+struct NoDocument;
+
+impl Display for NoDocument {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("there is no document")
+    }
+}
+
+impl std::error::Error for NoDocument {}
+
+impl de::Error for NoDocument {
+    fn custom<T: Display>(_: T) -> NoDocument {
+        NoDocument
     }
 }
 
