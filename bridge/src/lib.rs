@@ -41,6 +41,7 @@ use linux::netlink::nft::Nftables;
 
 use add::PreparedAdd;
 use config::Config;
+pub use ports::is_gateway_port;
 
 /// The `bridge` plugin.
 #[derive(Debug)]

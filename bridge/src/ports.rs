@@ -19,7 +19,7 @@ pub(crate) fn all_belong_to(host: &mut Netlink, bridge: &Link, ports: &[Link], n
 }
 
 /// Returns whether a port leads to the gateway of a VLAN, such as `br0.100`.
-fn is_gateway_port(host: &mut Netlink, bridge: &Link, port: &Link) -> Result<bool> {
+pub fn is_gateway_port(host: &mut Netlink, bridge: &Link, port: &Link) -> Result<bool> {
     let peer = port.lower.filter(|_| port.lower_netns.is_none());
     let peer = peer.map(|peer| host.link(peer)).transpose()?.flatten();
     Ok(peer.is_some_and(|peer| peer.name.strip_prefix(&bridge.name).is_some_and(|rest| rest.starts_with('.'))))

@@ -17,10 +17,10 @@ usage: cni0-install install [--prefix DIR] [--from DIR] [--conf DIR]
        cni0-install wait
 
 commands:
-  install    installs the plugins and cnitool. Files of the same names are kept
-             in DIR/.cni0; all other files stay. Each program is tested before
-             the first one is replaced, and each is replaced atomically.
-             Installing again upgrades.
+  install    installs the plugins, cnitool and cni0-netavark. Files of the same
+             names are kept in DIR/.cni0; all other files stay. Each program is
+             tested before the first one is replaced, and each is replaced
+             atomically. Installing again upgrades.
   uninstall  removes the installed files, and restores those that they replaced.
              A file that was modified since stays.
   rollback   as uninstall, for a node with running containers: also removes what

@@ -89,7 +89,7 @@ pub(crate) struct PortMapping {
 pub(crate) enum Ipam {
     /// podman, from the subnets.
     Podman,
-    /// Nobody: the containers have none.
+    /// The containers have no addresses.
     None,
 }
 
@@ -103,19 +103,28 @@ impl Network {
     /// Returns the name of the bridge.
     pub(crate) fn bridge(&self) -> Result<IfName> {
         match self.network_interface.as_deref().filter(|name| !name.is_empty()) {
-            None => self.own_bridge(),
+            None => {
+                let [name, short] = self.own_bridges()?;
+                let has_vlan = self.options.as_ref().is_some_and(|options| options.contains_key("vlan"));
+                Ok(if has_vlan { short } else { name })
+            }
             Some(name) => IfName::from_config(name).map_err(|why| {
                 Error::new(Code::CONFIG, format!("network_interface {name:?} is not a valid bridge name")).details(why)
             }),
         }
     }
 
-    /// Returns the name of the bridge of a network that names none. It is unique, because the ID is, and shows that the
-    /// bridge belongs to the network.
-    pub(crate) fn own_bridge(&self) -> Result<IfName> {
-        let digits = self.id.get(..11).filter(|id| id.bytes().all(|c| c.is_ascii_hexdigit()));
-        let name = digits.and_then(|digits| IfName::from_config(&format!("cni-{digits}")).ok());
-        name.ok_or_else(|| Error::new(Code::CONFIG, format!("network id {:?} is not one of podman", self.id)))
+    /// Returns the names of the bridge of a network that names none: one as unique as the ID, which shows that the
+    /// bridge belongs to the network, and one with room for the name of a VLAN's gateway, such as `cni-2f259b.4094`.
+    pub(crate) fn own_bridges(&self) -> Result<[IfName; 2]> {
+        let name = |length| {
+            let digits = self.id.get(..length).filter(|id| id.bytes().all(|c| c.is_ascii_hexdigit()));
+            digits.and_then(|digits| IfName::from_config(&format!("cni-{digits}")).ok())
+        };
+        match (name(11), name(6)) {
+            (Some(long), Some(short)) => Ok([long, short]),
+            _ => Err(Error::new(Code::CONFIG, format!("network id {:?} is not one of podman", self.id))),
+        }
     }
 
     /// Returns the subnets.

@@ -29,7 +29,11 @@ pub(crate) fn to_add<'a>(input: &Input, network: &'a str) -> Result<EmbeddedList
         Ipam::Podman => addresses(input)?,
         Ipam::None => Vec::new(),
     };
-    let mut plugins: Vec<Configured<'a>> = vec![(&Bridge, bridge(input, &options, &addresses)?)];
+    if addresses.iter().any(|ip| ip.gateway.is_some()) && addresses.iter().any(|ip| ip.gateway.is_none()) {
+        return Err(half_a_gateway());
+    }
+    input.network.bridge()?;
+    let mut plugins: Vec<Configured<'a>> = vec![(&Bridge, bridge(input, &options, &addresses))];
     let ports = ports(input)?;
     // An internal network has no way to or from the outside.
     if !input.network.internal {
@@ -46,19 +50,29 @@ pub(crate) fn to_add<'a>(input: &Input, network: &'a str) -> Result<EmbeddedList
     Ok(list(network, plugins))
 }
 
+/// Returns the error for a network with a gateway in only one of several subnets.
+pub(crate) fn half_a_gateway() -> Error {
+    let error = Error::new(Code::CONFIG, "some subnets of the network have a gateway, and others do not");
+    error.details("give each --subnet a --gateway, or none")
+}
+
 /// Returns the list that detaches the container of `input`, and what is known of the result of attaching it. Ignores
-/// whatever is invalid: nothing can have been attached with it.
-pub(crate) fn to_del<'a>(input: &Input, network: &'a str) -> Result<(EmbeddedList<'a>, AddResult)> {
-    let options = Options::parse(input.network.options.as_ref()).unwrap_or_default();
-    let ips = addresses(input).unwrap_or_default();
-    let bridge = bridge(input, &options, &ips)?;
+/// whatever is invalid: the network may have been edited.
+pub(crate) fn to_del<'a>(input: &Input, network: &'a str) -> (EmbeddedList<'a>, AddResult) {
+    // The network may have had any policy.
+    let edited = |_| Options { ingress_policy: "isolated", ..Options::default() };
+    let options = Options::parse(input.network.options.as_ref()).unwrap_or_else(edited);
+    let ips = input.container.static_ips.iter().flatten();
+    let in_subnet = |ip: &IpAddr| address(input, *ip);
+    let host = |ip: &IpAddr| IpConfig { address: Cidr::host(*ip), gateway: None, interface: None };
+    let ips: Vec<IpConfig> = ips.map(|ip| in_subnet(ip).unwrap_or_else(|| host(ip))).collect();
     let plugins: Vec<Configured<'a>> = vec![
-        (&Bridge, bridge),
+        (&Bridge, bridge(input, &options, &ips)),
         (&Portmap, portmap(ports(input).unwrap_or_default())),
         (&Firewall, firewall(&options)),
         (&Tuning, options.tuning),
     ];
-    Ok((list(network, plugins), AddResult { ips, ..AddResult::default() }))
+    (list(network, plugins), AddResult { ips, ..AddResult::default() })
 }
 
 fn list<'a>(network: &'a str, mut plugins: Vec<Configured<'a>>) -> EmbeddedList<'a> {
@@ -71,10 +85,9 @@ fn list<'a>(network: &'a str, mut plugins: Vec<Configured<'a>>) -> EmbeddedList<
     EmbeddedList { program: env!("CARGO_PKG_NAME"), network, plugins, delegates: DELEGATES }
 }
 
-fn bridge(input: &Input, options: &Options, addresses: &[IpConfig]) -> Result<Map<String, Value>> {
+fn bridge(input: &Input, options: &Options, addresses: &[IpConfig]) -> Map<String, Value> {
     let network = &input.network;
     let mut config = object(json!({
-        "bridge": network.bridge()?.as_str(),
         "hairpinMode": options.hairpin,
         "isGateway": addresses.iter().any(|ip| ip.gateway.is_some()),
         "ipMasq": options.masquerade && !network.internal && !addresses.is_empty(),
@@ -85,6 +98,7 @@ fn bridge(input: &Input, options: &Options, addresses: &[IpConfig]) -> Result<Ma
         config.insert("ipam".into(), json!({"type": "static", "addresses": addresses_of_static, "routes": routes}));
     }
     for (key, value) in [
+        ("bridge", network.bridge().ok().map(|name| name.as_str().into())),
         ("mtu", options.mtu.map(Value::from)),
         ("vlan", options.vlan.map(Value::from)),
         ("ipMasqBackend", options.masquerade_backend.clone().map(Value::from)),
@@ -92,7 +106,7 @@ fn bridge(input: &Input, options: &Options, addresses: &[IpConfig]) -> Result<Ma
     ] {
         config.extend(value.map(|value| (key.to_owned(), value)));
     }
-    Ok(config)
+    config
 }
 
 fn with_gateway(ip: &IpConfig) -> Value {
@@ -121,15 +135,11 @@ fn routes(input: &Input, options: &Options, addresses: &[IpConfig]) -> Vec<Value
 fn addresses(input: &Input) -> Result<Vec<IpConfig>> {
     let ips = input.container.static_ips.as_deref().unwrap_or_default();
     let (name, subnets) = (&input.network.name, input.network.subnets());
-    let address = |ip: &IpAddr| {
-        let subnet = subnets.iter().find(|subnet| subnet.subnet.contains(*ip));
-        let address = subnet.and_then(|subnet| {
-            let address = Cidr::new(*ip, subnet.subnet.prefix())?;
-            Some(IpConfig { address, gateway: subnet.gateway, interface: None })
-        });
-        address.ok_or_else(|| Error::new(Code::CONFIG, format!("address {ip} is in no subnet of network {name:?}")))
+    let in_subnet = |ip: &IpAddr| {
+        let what = || Error::new(Code::CONFIG, format!("address {ip} is in no subnet of network {name:?}"));
+        address(input, *ip).ok_or_else(what)
     };
-    let addresses: Vec<IpConfig> = ips.iter().map(address).collect::<Result<_>>()?;
+    let addresses: Vec<IpConfig> = ips.iter().map(in_subnet).collect::<Result<_>>()?;
     for subnet in subnets {
         let has_address = addresses.iter().any(|ip| subnet.subnet.contains(ip.address.ip()));
         if !has_address {
@@ -138,6 +148,13 @@ fn addresses(input: &Input) -> Result<Vec<IpConfig>> {
         }
     }
     Ok(addresses)
+}
+
+/// Returns an address with the gateway and the prefix length of its subnet, if it is in one.
+fn address(input: &Input, ip: IpAddr) -> Option<IpConfig> {
+    let subnet = input.network.subnets().iter().find(|subnet| subnet.subnet.contains(ip))?;
+    let address = Cidr::new(ip, subnet.subnet.prefix())?;
+    Some(IpConfig { address, gateway: subnet.gateway, interface: None })
 }
 
 /// Returns the ports that the container publishes, one by one.

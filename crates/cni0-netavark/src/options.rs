@@ -63,7 +63,8 @@ impl Options {
 
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
         match name {
-            "mtu" => self.mtu = Some(number(name, value, "0, for the kernel's default, or 68 to 65535", 0..=65535)?),
+            "mtu" if value == "0" => self.mtu = None,
+            "mtu" => self.mtu = Some(number(name, value, "68 to 65535, or 0 for the kernel's default", 68..=65535)?),
             "vlan" => self.vlan = Some(number(name, value, "1 to 4094, or 0 for none", 0..=4094)?),
             "metric" => self.metric = number(name, value, "0 to 4294967295", 0..=u32::MAX)?,
             "no_default_route" => self.default_route = !boolean(name, value)?,
@@ -156,6 +157,7 @@ mod tests {
     fn an_invalid_value_is_named_with_its_option() {
         for (name, value) in [
             ("mtu", "x"),
+            ("mtu", "67"),
             ("mtu", "-1"),
             ("vlan", "4095"),
             ("metric", "1.5"),

@@ -31,7 +31,7 @@ pub(crate) fn set_up(netns: &Path, text: &str, deliver: &dyn Fn(Value) -> Result
 pub(crate) fn tear_down(netns: &Path, text: &str) -> Result<()> {
     let (input, at) = read(netns, text)?;
     let network = input.network.key()?;
-    let (list, known) = list::to_del(&input, network.as_str())?;
+    let (list, known) = list::to_del(&input, network.as_str());
     let mut failures = ErrorCollector::default();
     failures.record(list.del(at, &known));
     failures.record(SharedBridge::of(&input.network).and_then(|bridge| bridge.remove_if_unused()));

@@ -2,16 +2,17 @@
 //! removes it, as with netavark's own driver. A bridge that was there before is never removed.
 //!
 //! A lock keeps a container from losing the bridge to which it is being attached: those that use an existing bridge
-//! share it, and whoever creates or removes the bridge has it alone. The file is removed with the bridge.
+//! share it, and a process that creates or removes the bridge has it alone. The file is removed with the bridge.
 
 use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
+use bridge::is_gateway_port;
 use cni::{Code, Context, Error, IfName, Result};
 use linux::Deadline;
 use linux::dir::Dir;
-use linux::netlink::{Change, Link, LinkChange, Netlink};
+use linux::netlink::{Change, Link, LinkChange, LinkIndex, Netlink};
 
 use crate::input::Network;
 
@@ -38,70 +39,97 @@ pub(crate) struct Use<'a> {
     /// Whether the bridge did not exist.
     is_new: bool,
     dir: Dir,
-    _lock: File,
+    lock: File,
 }
 
 impl SharedBridge {
     pub(crate) fn of(network: &Network) -> Result<SharedBridge> {
         let name = network.bridge()?;
-        let own = network.own_bridge()?;
         Ok(SharedBridge {
             mark: format!("netavark-network {}", network.id),
-            has_own_name: name == own,
-            lock: format!("netavark-{own}.lock"),
+            has_own_name: network.own_bridges()?.contains(&name),
+            lock: format!("netavark-{name}.lock"),
             name,
         })
     }
 
     /// Makes sure that nothing removes the bridge while it is used.
     pub(crate) fn start_use(&self) -> Result<Use<'_>> {
-        let (path, deadline) = (Path::new(LOCKS).join(&self.lock), Deadline::after(TIMEOUT));
-        let what = || format!("lock {path:?}");
-        let held = || {
-            let seconds = TIMEOUT.as_secs();
-            let what = format!("lock {path:?}: another process held it for {seconds} seconds");
-            Error::new(Code::TRY_LATER, what)
-                .details("run `lslocks` on the host to find the process that holds the lock")
-        };
-        let dir = Dir::create_private(Path::new(LOCKS)).context(what)?;
+        let deadline = Deadline::after(TIMEOUT);
+        let dir = self.locks()?;
         let mut host = Netlink::open()?;
         loop {
-            let lock = dir.lock_shared(&self.lock, deadline).context(what)?.ok_or_else(held)?;
+            let lock = dir.lock_shared(&self.lock, deadline).context(|| self.locking())?.ok_or_else(|| self.held())?;
             if self.find(&mut host)?.is_some() {
-                return Ok(Use { bridge: self, is_new: false, dir, _lock: lock });
+                return Ok(Use { bridge: self, is_new: false, dir, lock });
             }
             drop(lock);
-            let lock = dir.lock(&self.lock, deadline).context(what)?.ok_or_else(held)?;
+            let lock = dir.lock(&self.lock, deadline).context(|| self.locking())?.ok_or_else(|| self.held())?;
             if self.find(&mut host)?.is_none() {
-                return Ok(Use { bridge: self, is_new: true, dir, _lock: lock });
+                return Ok(Use { bridge: self, is_new: true, dir, lock });
             }
             // Another container has created it meanwhile.
         }
     }
 
-    /// Removes the bridge if it belongs to the network, has no ports, and no container is being attached.
+    /// Removes the bridge if it belongs to the network and has no ports. Each container looks after it has removed its
+    /// own port, so that one of them is the last.
     pub(crate) fn remove_if_unused(&self) -> Result<()> {
-        let what = || format!("lock {:?}", Path::new(LOCKS).join(&self.lock));
-        let dir = Dir::create_private(Path::new(LOCKS)).context(what)?;
-        match dir.try_lock(&self.lock).context(what)? {
-            Some(_lock) => self.remove(&dir, false),
-            None => Ok(()),
+        let mut host = Netlink::open()?;
+        if let Some(link) = self.find(&mut host)?
+            && self.gateways_of_unused(&mut host, &link, false)?.is_none()
+        {
+            return Ok(());
         }
+        let dir = self.locks()?;
+        let _lock =
+            dir.lock(&self.lock, Deadline::after(TIMEOUT)).context(|| self.locking())?.ok_or_else(|| self.held())?;
+        self.remove(&dir, false)
+    }
+
+    fn locks(&self) -> Result<Dir> {
+        Dir::create_private(Path::new(LOCKS)).context(|| self.locking())
+    }
+
+    fn locking(&self) -> String {
+        format!("lock {:?}", Path::new(LOCKS).join(&self.lock))
+    }
+
+    fn held(&self) -> Error {
+        let what = format!("{}: another process held it for {} seconds", self.locking(), TIMEOUT.as_secs());
+        Error::new(Code::TRY_LATER, what).details("run `lslocks` on the host to find the process that holds the lock")
     }
 
     fn find(&self, host: &mut Netlink) -> Result<Option<Link>> {
         Ok(host.link(self.name.as_str())?)
     }
 
-    /// Removes the bridge if it belongs to the network and has no ports, and the lock if there is no bridge then. The
+    /// Returns the ports for gateways of VLANs, which go with the bridge, if the bridge belongs to the network and has
+    /// no other ports; `None` if it must stay.
+    fn gateways_of_unused(&self, host: &mut Netlink, link: &Link, is_new: bool) -> Result<Option<Vec<LinkIndex>>> {
+        // A setup that was killed may not have marked it.
+        let is_ours = link.alias == self.mark || link.alias.is_empty() && (is_new || self.has_own_name);
+        if link.kind != "bridge" || !is_ours {
+            return Ok(None);
+        }
+        let mut gateways = Vec::new();
+        for port in host.links(Some(link.index))? {
+            if !is_gateway_port(host, link, &port)? {
+                return Ok(None);
+            }
+            gateways.push(port.index);
+        }
+        Ok(Some(gateways))
+    }
+
+    /// Removes the bridge if it belongs to the network and is not used, and the lock if there is no bridge then. The
     /// caller has the lock alone.
     fn remove(&self, dir: &Dir, is_new: bool) -> Result<()> {
         let mut host = Netlink::open()?;
         if let Some(link) = self.find(&mut host)? {
-            // A setup that was killed may not have marked it.
-            let is_ours = link.alias == self.mark || link.alias.is_empty() && (is_new || self.has_own_name);
-            if link.kind != "bridge" || !is_ours || !host.links(Some(link.index))?.is_empty() {
-                return Ok(());
+            let Some(gateways) = self.gateways_of_unused(&mut host, &link, is_new)? else { return Ok(()) };
+            for gateway in gateways {
+                host.delete_link(gateway)?;
             }
             host.delete_link_detached(link.index, None)?;
         }
@@ -117,14 +145,19 @@ impl Use<'_> {
         }
         let mut host = Netlink::open()?;
         let change = LinkChange { alias: Some(&self.bridge.mark), ..LinkChange::default() };
-        match self.bridge.find(&mut host)? {
+        match self.bridge.find(&mut host)?.filter(|link| link.kind == "bridge" && link.alias.is_empty()) {
             Some(link) => Ok(host.apply(&[Change::set_link(link.index, &change)])?),
             None => Ok(()),
         }
     }
 
-    /// Removes a new bridge after the container could not be attached.
+    /// Removes the bridge after the container could not be attached, if no other one uses it.
     pub(crate) fn abandon(self) -> Result<()> {
-        if self.is_new { self.bridge.remove(&self.dir, true) } else { Ok(()) }
+        if self.is_new {
+            return self.bridge.remove(&self.dir, true);
+        }
+        // The last container may have gone meanwhile.
+        drop(self.lock);
+        self.bridge.remove_if_unused()
     }
 }

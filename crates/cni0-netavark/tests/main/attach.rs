@@ -257,6 +257,52 @@ fn the_vlan_of_a_network_is_that_of_its_ports() {
     assert_clean(lab);
 }
 
+/// The gateway of a VLAN is a port of the bridge, which goes with the last container all the same.
+#[test]
+fn a_network_with_a_vlan_has_a_gateway() {
+    let lab = &Lab::without_plugins();
+    if !testing::can_create_link("type bridge vlan_filtering 1") {
+        return skip("a_network_with_a_vlan_has_a_gateway", "the kernel cannot filter VLANs");
+    }
+    let vlan = json!({"options": {"vlan": "4094"}, "network_interface": ""});
+    let created = call("create").stdin(with(network(1), &vlan).to_string()).run().ok();
+    assert_eq!(created["network_interface"].as_str().unwrap().len(), "cni-2f259b".len());
+    let a = Container::new(lab, 2);
+    a.set_up(&created);
+    let server = Server::start("tcp", Some(&a.netns), "0.0.0.0", 80);
+    HOST.expect(&from("10.1.0.1"), "10.1.0.2", 80, &server);
+    drop(server);
+    a.tear_down(&created);
+    assert_clean(lab);
+}
+
+/// What is edited while a container is attached does not keep its ports from being removed.
+#[test]
+fn teardown_needs_no_valid_network() {
+    let lab = &Lab::without_plugins();
+    let net = network(1);
+    let ports = json!([{"host_ip": "", "host_port": 8080, "container_port": 80, "protocol": "tcp", "range": 1}]);
+    for edited in [
+        json!({"network_interface": "a/b"}),
+        json!({"options": {"mtu": "x"}}),
+        json!({"subnets": [{"subnet": "10.9.0.0/24", "gateway": "10.9.0.1"}]}),
+        json!({"subnets": null}),
+        json!({"ipam_options": {"driver": "dhcp"}}),
+    ] {
+        let a = Container::new(lab, 2).publishing(ports.clone());
+        a.set_up(&net);
+        // The addresses are those of podman's own records.
+        let mut input = a.input(&net, "eth0");
+        input["network"] = with(net.clone(), &edited);
+        a.call_plugin("teardown", &input).run();
+        let left = lab.sh("ip -br link show type veth; nft list ruleset | grep -e ' id: ' -e 'net: ' || true");
+        assert_eq!(left, "", "{edited}");
+        a.tear_down(&net);
+        assert_clean(lab);
+        lab.sh("ip netns del netns-2");
+    }
+}
+
 #[test]
 fn a_network_without_addresses_connects_by_layer_2() {
     let lab = &Lab::without_plugins();

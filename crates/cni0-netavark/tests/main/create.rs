@@ -74,6 +74,37 @@ fn a_subnet_that_is_in_use_is_not_chosen() {
     assert_eq!(created["subnets"], json!([{"subnet": "10.89.4.0/24"}]));
 }
 
+/// podman itself compares only networks of the driver `bridge`.
+#[test]
+fn what_another_network_has_is_refused() {
+    let lab = &Lab::without_plugins();
+    lab.sh("ip link set lo up; ip address add 10.5.0.1/24 dev lo");
+    let networks = lab.dir().join("containers/storage/networks");
+    fs::create_dir_all(&networks).unwrap();
+    let saved = json!({
+        "name": "x", "id": ID, "driver": "cni0", "network_interface": "br9", "subnets": [{"subnet": "10.6.0.0/16"}],
+    });
+    fs::write(networks.join("x.json"), saved.to_string()).unwrap();
+    // It is never opened.
+    lab.sh(&format!("mkfifo {}", networks.join("pipe.json").display()));
+    for (wrong, message) in [
+        (json!({"network_interface": "br9"}), r#"bridge "br9" is that of network "x" (choose another"#),
+        (
+            json!({"subnets": [{"subnet": "10.6.1.0/24"}]}),
+            r#"subnet 10.6.1.0/24 is in use: podman has the network "x""#,
+        ),
+        (
+            json!({"subnets": [{"subnet": "10.5.0.0/16"}]}),
+            "subnet 10.5.0.0/16 is in use: link lo has the address 10.5.0.1/24",
+        ),
+    ] {
+        let outcome =
+            call("create").env("XDG_DATA_HOME", lab.dir()).stdin(with(request("web"), &wrong).to_string()).run();
+        let error = failure(&outcome);
+        assert!(error.contains(message), "{error}");
+    }
+}
+
 #[test]
 fn a_network_without_addresses_gets_no_subnet() {
     let _lab = Lab::without_plugins();
@@ -87,6 +118,15 @@ fn what_the_driver_cannot_do_is_refused() {
     for (wrong, message) in [
         (json!({"options": {"mode": "unmanaged"}}), r#"unknown option "mode""#),
         (json!({"options": {"mtu": "big"}}), r#"option "mtu": "big" is not a valid value"#),
+        (
+            json!({"options": {"vlan": "4094"}, "network_interface": "a-longer-name"}),
+            r#"gateway of the VLAN would be named "a-longer-name.4094""#,
+        ),
+        (json!({"options": {"mtu": "1279"}, "ipv6_enabled": true}), "1279 is too small for IPv6"),
+        (
+            json!({"internal": true, "subnets": [{"subnet": "10.1.0.0/24", "gateway": "10.1.0.1"}, {"subnet": "fd01::/64"}]}),
+            "some subnets of the network have a gateway",
+        ),
         (json!({"ipam_options": {"driver": "dhcp"}}), r#"IPAM driver "dhcp" is not supported"#),
         (json!({"network_interface": "a/b"}), r#"network_interface "a/b" is not a valid bridge name"#),
         (json!({"name": "a b"}), r#"invalid network name "netavark-a b""#),

@@ -91,7 +91,7 @@ impl<'a> Container<'a> {
 
     /// Returns a call of netavark, if the tests have it, and otherwise of the plugin.
     pub(crate) fn call(&self, command: &str, input: &Value) -> Process {
-        let Some(netavark) = std::env::var_os("CNI0_NETAVARK") else { return self.call_plugin(command, input) };
+        let Some(netavark) = linux::process::env("CNI0_NETAVARK") else { return self.call_plugin(command, input) };
         let plugins = self.lab.dir().join("netavark");
         fs::create_dir_all(&plugins).unwrap();
         let _ = symlink(program_path("cni0-netavark"), plugins.join("cni0"));
