@@ -139,13 +139,14 @@ pub(crate) fn ask(daemon: &Endpoint<'_>, request: &Request, timeout: Duration) -
     let line = line(request)?;
     let mut answer = attempt(socket, &line, timeout);
     if let Some(dirs) = daemon.starts_from {
-        for _ in 0..STARTS {
+        for left in (0..STARTS).rev() {
             if answer.is_ok() {
                 break;
             }
             let started = start_daemon(dirs, socket);
             answer = attempt(socket, &line, timeout);
-            if let (Err(_), Err(error)) = (&answer, started) {
+            // A daemon that is about to end keeps another one from starting, and does not answer any more.
+            if let (Err(_), Err(error), 0) = (&answer, started, left) {
                 return Err(error.with_code(Code::TRY_LATER));
             }
         }

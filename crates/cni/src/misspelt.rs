@@ -10,7 +10,7 @@ use serde::forward_to_deserialize_any;
 use crate::error::{Code, Error};
 use crate::json::{self, same_key};
 use crate::logging::report;
-use crate::suggest::nearest;
+use crate::suggest::most_similar;
 
 /// The keys that the protocol and runtimes define for all plugins.
 const GENERAL: [&str; 14] = [
@@ -54,7 +54,7 @@ impl ReadKeys {
             if read.iter().any(|keys| is_among(keys, &key)) || is_among(&GENERAL, &key) {
                 continue;
             }
-            if let Some(meant) = nearest(&key, known()) {
+            if let Some(meant) = most_similar(&key, known()) {
                 let mistake = Error::new(Code::CONFIG, format!("no plugin reads the key {key:?}"));
                 report(&mistake.details(format!("did you mean {meant:?}?")));
             }

@@ -4,20 +4,21 @@
 /// `None` if there is neither. A known word is similar if at most a third of the letters of `word`, and at most three,
 /// are wrong, missing, surplus or swapped.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let word = letters(word);
     let known: Vec<&str> = known.into_iter().collect();
-    most_similar(&word, &known).or_else(|| completed(&word, &known))
+    most_similar(word, known.iter().copied()).or_else(|| completed(&letters(word), &known))
 }
 
-fn most_similar<'a>(word: &[char], known: &[&'a str]) -> Option<&'a str> {
+/// Returns the known word that is most similar to `word`, as [`nearest`] does, if there is one.
+pub(crate) fn most_similar<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let word = letters(word);
     let most = (word.len() / 3).min(3);
-    let similar = known.iter().filter_map(|candidate| {
+    let similar = known.into_iter().filter_map(|candidate| {
         let letters = letters(candidate);
         // Skips what is too long or too short anyway, so that a word of any length takes no time.
-        let mistakes = (letters.len().abs_diff(word.len()) <= most).then(|| mistakes(word, &letters))?;
+        let mistakes = (letters.len().abs_diff(word.len()) <= most).then(|| mistakes(&word, &letters))?;
         (mistakes <= most).then_some((mistakes, candidate))
     });
-    similar.min_by_key(|(mistakes, _)| *mistakes).map(|(_, candidate)| *candidate)
+    similar.min_by_key(|(mistakes, _)| *mistakes).map(|(_, candidate)| candidate)
 }
 
 /// Returns the only known word that begins with `word`, of which one letter says too little.

@@ -40,7 +40,7 @@ pub struct Masquerade {
     /// What adds the rules.
     backend: Backend,
     /// Networks to which containers send with their own addresses. Without host bits.
-    exclude: Vec<Cidr>,
+    pub exclude: Vec<Cidr>,
 }
 
 /// What adds the rules.

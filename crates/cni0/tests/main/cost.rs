@@ -23,7 +23,7 @@ fn the_installed_set_is_small() {
     if is_release(&lab, "cost::the_installed_set_is_small") {
         let sizes: Vec<_> = plugins().into_iter().map(|plugin| (size(&lab, &plugin), plugin)).collect();
         assert!(sizes.iter().all(|(size, _)| *size < 840 << 10), "{sizes:?}");
-        assert!(sizes.iter().map(|(size, _)| size).sum::<u64>() < 20 << 19, "{sizes:?}");
+        assert!(sizes.iter().map(|(size, _)| size).sum::<u64>() < 21 << 19, "{sizes:?}");
     }
 }
 

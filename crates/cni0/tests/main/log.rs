@@ -170,5 +170,6 @@ fn add_warns_of_misspelt_keys() {
     let wrong = r#""isGatway": true, "comment": "x", "MTU": 1400, "capabilities": {}"#;
     assert_eq!(call("ADD", wrong), "warning: [7] no plugin reads the key \"isGatway\" (did you mean \"isGateway\"?)\n");
     assert_eq!(call("DEL", wrong), "");
-    assert_eq!(call("ADD", r#""isGateway": true, "ipMasqBackend": "nftables""#), "");
+    // The beginning of a known key may be one of another program.
+    assert_eq!(call("ADD", r#""isGateway": true, "ipMasqBackend": "nftables", "isDefault": 1"#), "");
 }
